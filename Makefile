@@ -1,0 +1,64 @@
+# Everyday commands. `make help` lists them; each is one or two lines that you can also type yourself.
+
+export GOFSDP_LIB ?= $(CURDIR)/build/libgofsdp.so
+
+GO        ?= go
+BIN       := build/bin
+RACE      := ./accelerate/... ./data/... ./dist/... ./fsdp/... ./internal/... ./nccl/... ./torch/...
+FUZZTIME  ?= 20s
+BENCH     ?= .
+STATICCHECK_VERSION := v0.8.2
+
+.PHONY: help quickstart setup build test test-long ctest bench lint fuzz asan race clean
+
+help: ## list these commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+quickstart: build ## set up, build, and fine-tune a small model on two CPU ranks
+	$(BIN)/gofsdp quickstart
+
+setup: ## download libtorch (once per user) and build build/libgofsdp.so
+	$(GO) run ./cmd/gofsdp setup
+
+build: setup ## set up and build the programs into build/bin
+	$(GO) build -o $(BIN)/ ./cmd/...
+
+test: setup ctest ## vet and every test, Go and C++
+	$(GO) vet ./...
+	$(GO) test ./...
+
+test-long: setup ctest ## the same with the slow tests (build tag long)
+	$(GO) vet -tags long ./...
+	$(GO) test -tags long -timeout 60m ./...
+
+ctest: setup ## the C++ tests
+	cd build && ctest --output-on-failure
+
+bench: setup ## benchmarks: BENCH=<regexp> picks some; compare two runs with benchstat
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+lint: $(BIN)/staticcheck ## gofmt, go vet, staticcheck
+	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "gofmt needed: $$files"; exit 1; }
+	$(GO) vet ./...
+	$(BIN)/staticcheck ./...
+
+$(BIN)/staticcheck:
+	GOBIN=$(CURDIR)/$(BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+
+fuzz: ## every fuzz target for FUZZTIME each
+	@for package in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+	    echo "$$package $$target"; \
+	    $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
+	  done; \
+	done
+
+asan: ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(GO) run ./cmd/gofsdp setup --build-dir build/asan --asan
+	cd build/asan && ctest --output-on-failure
+
+race: setup ## the race detector on the packages that share memory
+	$(GO) test -race $(RACE)
+
+clean: ## remove everything that was built here (libtorch stays in the cache)
+	rm -rf build
