@@ -1,0 +1,225 @@
+// Rendezvous stores and the Gloo process group.
+//
+// The torch wheel exports c10d::ProcessGroupGloo but does not ship Gloo's own headers. gloo_fwd/ declares the few
+// classes that ProcessGroupGloo.hpp names; a collective test per supported libtorch version guards their layout.
+#include <ATen/ATen.h>
+#define USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "internal.h"
+
+using namespace gofsdp;
+
+namespace {
+
+using Store = c10::intrusive_ptr<c10d::Store>;
+using Group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+using std::chrono::milliseconds;
+
+template <class P>
+int64_t box(P p) {
+  return reinterpret_cast<int64_t>(new P(std::move(p)));
+}
+template <class P>
+P& unbox(int64_t h) {
+  TORCH_CHECK(h != 0, "the handle was freed");
+  return *reinterpret_cast<P*>(h);
+}
+
+bool is_timeout(const char* m) {
+  return std::strstr(m, "imed out") || std::strstr(m, "imeout") || std::strstr(m, "wait timeout");
+}
+
+// Runs what may fail for reasons of the network, and marks the failure as such.
+template <class F>
+gf_ret network(F&& body) noexcept {
+  return guard([&] {
+    try {
+      return body();
+    } catch (const GoError&) {
+      throw;
+    } catch (const c10::Error& e) {
+      throw DistFailure(e.what_without_backtrace(), is_timeout(e.what_without_backtrace()));
+    } catch (const std::exception& e) {
+      throw DistFailure(e.what(), is_timeout(e.what()));
+    }
+  });
+}
+
+c10d::ReduceOp reduce_op(int64_t op) {
+  return c10d::ReduceOp(static_cast<c10d::ReduceOp::RedOpType>(op));
+}
+
+}  // namespace
+
+extern "C" {
+
+gf_ret gf_store_tcp(const char* host, int64_t port, int64_t server, int64_t world, int64_t timeout_ms) {
+  return network([&] {
+    c10d::TCPStoreOptions o;
+    o.port = static_cast<std::uint16_t>(port);
+    o.isServer = server != 0;
+    if (world > 0) o.numWorkers = static_cast<std::size_t>(world);
+    o.waitWorkers = world > 0;
+    o.timeout = milliseconds(timeout_ms);
+    o.multiTenant = server != 0;
+    return box(Store(c10::make_intrusive<c10d::TCPStore>(std::string(host), o)));
+  });
+}
+
+gf_ret gf_store_hash(void) {
+  return guard([&] { return box(Store(c10::make_intrusive<c10d::HashStore>())); });
+}
+
+gf_ret gf_store_prefix(int64_t store, const char* prefix) {
+  return guard([&] {
+    return box(Store(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), unbox<Store>(store))));
+  });
+}
+
+gf_ret gf_store_free(int64_t store) {
+  return guard([&] { delete reinterpret_cast<Store*>(store); });
+}
+
+gf_ret gf_store_port(int64_t store) {
+  return guard([&] {
+    auto* tcp = dynamic_cast<c10d::TCPStore*>(unbox<Store>(store).get());
+    TORCH_CHECK(tcp, "not a TCP store");
+    return static_cast<int64_t>(tcp->getPort());
+  });
+}
+
+gf_ret gf_store_set(int64_t store, const char* key, const void* data, int64_t n) {
+  return network([&] {
+    auto* p = static_cast<const uint8_t*>(data);
+    unbox<Store>(store)->set(key, std::vector<uint8_t>(p, p + n));
+  });
+}
+
+// Waits for the key, then copies its value; returns its length, and copies nothing if it exceeds cap.
+gf_ret gf_store_get(int64_t store, const char* key, int64_t timeout_ms, void* out, int64_t cap) {
+  return network([&] {
+    auto& s = unbox<Store>(store);
+    s->wait({key}, milliseconds(timeout_ms));
+    auto value = s->get(key);
+    auto n = static_cast<int64_t>(value.size());
+    if (n <= cap) std::memcpy(out, value.data(), value.size());
+    return n;
+  });
+}
+
+gf_ret gf_store_add(int64_t store, const char* key, int64_t delta) {
+  return network([&] { return unbox<Store>(store)->add(key, delta); });
+}
+
+gf_ret gf_store_check(int64_t store, const char* key) {
+  return network([&] { return static_cast<int64_t>(unbox<Store>(store)->check({key})); });
+}
+
+gf_ret gf_gloo_new(int64_t store, int64_t rank, int64_t world, int64_t timeout_ms, const char* host) {
+  return network([&] {
+    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+    options->devices.push_back(host && *host ? c10d::ProcessGroupGloo::createDeviceForHostname(host, false)
+                                             : c10d::ProcessGroupGloo::createDefaultDevice(false));
+    options->threads = 2;
+    return box(Group(c10::make_intrusive<c10d::ProcessGroupGloo>(unbox<Store>(store), static_cast<int>(rank),
+                                                                 static_cast<int>(world), options)));
+  });
+}
+
+gf_ret gf_pg_free(int64_t pg) {
+  return guard([&] { delete reinterpret_cast<Group*>(pg); });
+}
+
+gf_ret gf_pg_abort(int64_t pg) {
+  return network([&] { unbox<Group>(pg)->abort(); });
+}
+
+gf_ret gf_all_gather(int64_t pg, int64_t out, int64_t in) {
+  return network([&] {
+    at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data();
+    return box(Work(unbox<Group>(pg)->_allgather_base(o, i)));
+  });
+}
+
+gf_ret gf_all_gather_list(int64_t pg, const int64_t* outs, int64_t n, int64_t in) {
+  return network([&] {
+    std::vector<std::vector<at::Tensor>> o(1);
+    for (int64_t i = 0; i < n; i++) o[0].push_back(borrow(outs[i]).variable_data());
+    std::vector<at::Tensor> i{borrow(in).variable_data()};
+    return box(Work(unbox<Group>(pg)->allgather(o, i)));
+  });
+}
+
+gf_ret gf_reduce_scatter(int64_t pg, int64_t out, int64_t in, int64_t op) {
+  return network([&] {
+    at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data();
+    c10d::ReduceScatterOptions opts;
+    opts.reduceOp = reduce_op(op);
+    return box(Work(unbox<Group>(pg)->_reduce_scatter_base(o, i, opts)));
+  });
+}
+
+gf_ret gf_all_reduce(int64_t pg, int64_t t, int64_t op) {
+  return network([&] {
+    std::vector<at::Tensor> v{borrow(t).variable_data()};
+    c10d::AllreduceOptions opts;
+    opts.reduceOp = reduce_op(op);
+    return box(Work(unbox<Group>(pg)->allreduce(v, opts)));
+  });
+}
+
+gf_ret gf_broadcast(int64_t pg, int64_t t, int64_t root) {
+  return network([&] {
+    std::vector<at::Tensor> v{borrow(t).variable_data()};
+    c10d::BroadcastOptions opts;
+    opts.rootRank = root;
+    return box(Work(unbox<Group>(pg)->broadcast(v, opts)));
+  });
+}
+
+gf_ret gf_send(int64_t pg, int64_t t, int64_t dst, int64_t tag) {
+  return network([&] {
+    std::vector<at::Tensor> v{borrow(t).variable_data()};
+    return box(Work(unbox<Group>(pg)->send(v, static_cast<int>(dst), static_cast<int>(tag))));
+  });
+}
+
+gf_ret gf_recv(int64_t pg, int64_t t, int64_t src, int64_t tag) {
+  return network([&] {
+    std::vector<at::Tensor> v{borrow(t).variable_data()};
+    return box(Work(unbox<Group>(pg)->recv(v, static_cast<int>(src), static_cast<int>(tag))));
+  });
+}
+
+gf_ret gf_barrier(int64_t pg) {
+  return network([&] { return box(Work(unbox<Group>(pg)->barrier())); });
+}
+
+// Waits at most timeout_ms; returns 1 when the work is done, 0 when it still runs. Throws what the work threw.
+gf_ret gf_work_wait(int64_t work, int64_t timeout_ms) {
+  return network([&] {
+    auto& w = unbox<Work>(work);
+    try {
+      w->wait(milliseconds(timeout_ms));
+    } catch (...) {
+      if (!w->isCompleted()) return int64_t{0};
+      throw;
+    }
+    return int64_t{1};
+  });
+}
+
+gf_ret gf_work_done(int64_t work) {
+  return network([&] { return static_cast<int64_t>(unbox<Work>(work)->isCompleted()); });
+}
+
+gf_ret gf_work_free(int64_t work) {
+  return guard([&] { delete reinterpret_cast<Work*>(work); });
+}
+
+}  // extern "C"

@@ -1,0 +1,83 @@
+// What the translation units of the C ABI share: handles, the exception wrapper, calls into Go.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "gofsdp.h"
+
+namespace gofsdp {
+
+// GoError carries the failure of a Go callback through C++ frames: the cookie names the error value kept in Go.
+struct GoError : std::runtime_error {
+  uint64_t cookie;
+  explicit GoError(uint64_t c) : std::runtime_error("a Go callback failed"), cookie(c) {}
+};
+
+// A failure of the store or of a collective.
+struct DistFailure : std::runtime_error {
+  bool timeout;
+  DistFailure(const std::string& m, bool t) : std::runtime_error(m), timeout(t) {}
+};
+
+extern gf_callbacks go;
+
+// Calls into Go and turns a reported failure into an exception.
+inline void call_go(uint64_t handle, gf_event event, int64_t* in, int64_t n_in, int64_t* out, int64_t n_out) {
+  if (uint64_t cookie = go.call(handle, event, in, n_in, out, n_out)) throw GoError(cookie);
+}
+
+// GoHandle owns one Go value and releases it when the last C++ owner dies.
+struct GoHandle {
+  uint64_t h;
+  explicit GoHandle(uint64_t handle) : h(handle) {}
+  GoHandle(const GoHandle&) = delete;
+  GoHandle& operator=(const GoHandle&) = delete;
+  ~GoHandle() {
+    if (h) go.release(h);
+  }
+};
+
+gf_error* make_error(int kind, uint64_t cookie, const char* message) noexcept;
+gf_error* current_error() noexcept;  // from the exception being handled
+
+// A tensor handle is a TensorImpl* that holds one reference.
+inline at::Tensor borrow(int64_t h) {
+  TORCH_CHECK(h != 0, "the tensor was freed");
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+      reinterpret_cast<c10::TensorImpl*>(h)));
+}
+inline at::Tensor borrow_optional(int64_t h) { return h ? borrow(h) : at::Tensor(); }
+inline int64_t own(at::Tensor t) {
+  return t.defined() ? reinterpret_cast<int64_t>(t.unsafeReleaseTensorImpl()) : 0;
+}
+// Takes over the reference that a handle holds.
+inline at::Tensor take(int64_t h) {
+  if (!h) return at::Tensor();
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(
+      reinterpret_cast<c10::TensorImpl*>(h)));
+}
+
+// The one way a body of the C ABI runs: nothing thrown inside leaves it.
+template <class F>
+gf_ret guard(F&& body) noexcept {
+  try {
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return {0, nullptr};
+    } else {
+      return {static_cast<int64_t>(body()), nullptr};
+    }
+  } catch (...) {
+    return {0, current_error()};
+  }
+}
+
+}  // namespace gofsdp

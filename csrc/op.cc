@@ -1,0 +1,351 @@
+// Operators by name through libtorch's dispatcher, errors, and facts about the library.
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GeneratorImpl.h>
+#include <torch/version.h>
+
+#include <sstream>
+#include <thread>
+
+#include "internal.h"
+
+namespace gofsdp {
+
+gf_callbacks go = {};
+void install_engine();
+
+gf_error* make_error(int kind, uint64_t cookie, const char* message) noexcept {
+  auto* e = static_cast<gf_error*>(std::malloc(sizeof(gf_error)));
+  if (!e) std::abort();  // 32 bytes are not to be had: nothing can be reported any more
+  e->kind = kind;
+  e->cookie = cookie;
+  e->message = ::strdup(message);
+  return e;
+}
+
+gf_error* current_error() noexcept {
+  try {
+    throw;
+  } catch (const GoError& e) {
+    return make_error(GF_ERR_GO, e.cookie, e.what());
+  } catch (const DistFailure& e) {
+    return make_error(e.timeout ? GF_ERR_TIMEOUT : GF_ERR_DIST, 0, e.what());
+  } catch (const c10::OutOfMemoryError& e) {
+    return make_error(GF_ERR_OOM, 0, e.what_without_backtrace());
+  } catch (const c10::DistError& e) {
+    return make_error(GF_ERR_DIST, 0, e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    const char* m = e.what_without_backtrace();
+    bool oom = std::strstr(m, "allocate memory") != nullptr;
+    return make_error(oom ? GF_ERR_OOM : GF_ERR_TORCH, 0, m);
+  } catch (const std::bad_alloc& e) {
+    return make_error(GF_ERR_OOM, 0, e.what());
+  } catch (const std::exception& e) {
+    return make_error(GF_ERR_OTHER, 0, e.what());
+  } catch (...) {
+    return make_error(GF_ERR_OTHER, 0, "unknown C++ exception");
+  }
+}
+
+namespace {
+
+// An operator together with the order in which Go passes its arguments: position[i] is the schema index of Go's i-th
+// argument. Matching by name lets one build of the Go code run with libraries whose schemas have grown.
+struct Op {
+  c10::OperatorHandle handle;
+  std::vector<int> position;
+};
+
+double bits_to_double(int64_t b) {
+  double d;
+  std::memcpy(&d, &b, sizeof d);
+  return d;
+}
+int64_t double_to_bits(double d) {
+  int64_t b;
+  std::memcpy(&b, &d, sizeof b);
+  return b;
+}
+
+c10::TypePtr strip_optional(c10::TypePtr type) {
+  if (auto opt = type->cast<c10::OptionalType>()) return opt->getElementType();
+  return type;
+}
+
+// Reader walks the value stream and refuses to run past its end.
+struct Reader {
+  const int64_t* p;
+  const int64_t* end;
+  int64_t next() {
+    TORCH_CHECK(p < end, "the argument stream ends early");
+    return *p++;
+  }
+  const int64_t* take(int64_t n) {
+    TORCH_CHECK(n >= 0 && n <= end - p, "the argument stream ends early");
+    const int64_t* q = p;
+    p += n;
+    return q;
+  }
+};
+
+c10::IValue list_of_ints(const int64_t* v, int64_t n, const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::ListType) {
+    auto elem = type->castRaw<c10::ListType>()->getElementType();
+    if (elem->kind() == c10::TypeKind::FloatType) {
+      c10::List<double> list;
+      for (int64_t i = 0; i < n; i++) list.push_back(static_cast<double>(v[i]));
+      return list;
+    }
+    if (elem->kind() == c10::TypeKind::NumberType) {
+      c10::List<at::Scalar> list;
+      for (int64_t i = 0; i < n; i++) list.push_back(at::Scalar(v[i]));
+      return list;
+    }
+  }
+  c10::List<int64_t> list;
+  list.reserve(n);
+  for (int64_t i = 0; i < n; i++) list.push_back(v[i]);
+  return list;
+}
+
+c10::IValue read_value(Reader& r, const c10::Argument& arg) {
+  auto type = strip_optional(arg.real_type());
+  switch (r.next()) {
+    case GF_NONE:
+      return {};
+    case GF_TENSOR: {
+      at::Tensor t = borrow(r.next());
+      if (type->kind() == c10::TypeKind::ListType) {  // one tensor where a list is expected
+        c10::List<at::Tensor> list;
+        list.push_back(t);
+        return list;
+      }
+      return t;
+    }
+    case GF_INT: {
+      int64_t v = r.next();
+      if (type->kind() == c10::TypeKind::FloatType) return static_cast<double>(v);
+      if (type->kind() == c10::TypeKind::ListType) return list_of_ints(&v, 1, type);
+      return v;
+    }
+    case GF_DOUBLE:
+      return bits_to_double(r.next());
+    case GF_BOOL:
+      return r.next() != 0;
+    case GF_STRING: {
+      int64_t n = r.next();
+      const int64_t* words = r.take((n + 7) / 8);
+      return std::string(reinterpret_cast<const char*>(words), n);
+    }
+    case GF_INT_LIST: {
+      int64_t n = r.next();
+      return list_of_ints(r.take(n), n, type);
+    }
+    case GF_DOUBLE_LIST: {
+      int64_t n = r.next();
+      const int64_t* v = r.take(n);
+      c10::List<double> list;
+      for (int64_t i = 0; i < n; i++) list.push_back(bits_to_double(v[i]));
+      return list;
+    }
+    case GF_BOOL_LIST: {
+      int64_t n = r.next();
+      const int64_t* v = r.take(n);
+      c10::List<bool> list;
+      for (int64_t i = 0; i < n; i++) list.push_back(v[i] != 0);
+      return list;
+    }
+    case GF_TENSOR_LIST: {
+      int64_t n = r.next();
+      const int64_t* v = r.take(n);
+      bool optional_elements =
+          type->kind() == c10::TypeKind::ListType &&
+          type->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType;
+      if (optional_elements) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (int64_t i = 0; i < n; i++)
+          list.push_back(v[i] ? std::optional<at::Tensor>(borrow(v[i])) : std::nullopt);
+        return list;
+      }
+      c10::List<at::Tensor> list;
+      list.reserve(n);
+      for (int64_t i = 0; i < n; i++) list.push_back(borrow_optional(v[i]));
+      return list;
+    }
+    case GF_DEVICE: {
+      auto kind = static_cast<c10::DeviceType>(r.next());
+      return c10::Device(kind, static_cast<c10::DeviceIndex>(r.next()));
+    }
+    case GF_GENERATOR:
+      return at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(
+          reinterpret_cast<c10::GeneratorImpl*>(r.next())));
+    case GF_DEFAULT:
+      TORCH_CHECK(arg.default_value().has_value(), "argument ", arg.name(), " has no default");
+      return *arg.default_value();
+    default:
+      TORCH_CHECK(false, "unknown tag in the argument stream for ", arg.name());
+  }
+}
+
+void write_value(const c10::IValue& v, std::vector<int64_t>& out) {
+  if (v.isTensor()) {
+    out.push_back(GF_TENSOR);
+    out.push_back(own(v.toTensor()));
+  } else if (v.isInt() || v.isSymInt()) {
+    out.push_back(GF_INT);
+    out.push_back(v.isInt() ? v.toInt() : v.toSymInt().expect_int());
+  } else if (v.isDouble()) {
+    out.push_back(GF_DOUBLE);
+    out.push_back(double_to_bits(v.toDouble()));
+  } else if (v.isBool()) {
+    out.push_back(GF_BOOL);
+    out.push_back(v.toBool());
+  } else if (v.isTensorList()) {
+    auto list = v.toTensorVector();
+    out.push_back(GF_TENSOR_LIST);
+    out.push_back(static_cast<int64_t>(list.size()));
+    for (auto& t : list) out.push_back(own(t));
+  } else if (v.isIntList()) {
+    auto list = v.toIntVector();
+    out.push_back(GF_INT_LIST);
+    out.push_back(static_cast<int64_t>(list.size()));
+    out.insert(out.end(), list.begin(), list.end());
+  } else if (v.isNone()) {
+    out.push_back(GF_NONE);
+  } else {
+    TORCH_CHECK(false, "results of type ", v.tagKind(), " cannot be passed to Go");
+  }
+}
+
+int64_t copy_text(const std::string& text, char* out, int64_t cap) {
+  TORCH_CHECK(static_cast<int64_t>(text.size()) < cap, "text of ", text.size(), " bytes does not fit");
+  std::memcpy(out, text.c_str(), text.size() + 1);
+  return static_cast<int64_t>(text.size());
+}
+
+}  // namespace
+}  // namespace gofsdp
+
+using namespace gofsdp;
+
+extern "C" {
+
+void gf_error_free(gf_error* err) {
+  if (!err) return;
+  std::free(err->message);
+  std::free(err);
+}
+
+void gf_buffer_free(int64_t* buffer) { std::free(buffer); }
+
+gf_ret gf_init(const gf_callbacks* callbacks) {
+  return guard([&] {
+    go = *callbacks;
+    install_engine();
+    return GF_ABI_VERSION;
+  });
+}
+
+gf_ret gf_versions(char* out, int64_t cap) {
+  return guard([&] {
+    std::ostringstream s;
+    s << "built " << TORCH_VERSION << "\n" << at::get_parallel_info();
+    return copy_text(s.str(), out, cap);
+  });
+}
+
+gf_ret gf_set_num_threads(int64_t n) {
+  return guard([&] { at::set_num_threads(static_cast<int>(n)); });
+}
+
+gf_ret gf_get_num_threads(void) {
+  return guard([&] { return at::get_num_threads(); });
+}
+
+// Proves in a test that no kind of exception leaves the ABI.
+gf_ret gf_test_throw(int64_t what) {
+  return guard([&] {
+    switch (what) {
+      case 0: TORCH_CHECK(false, "test: c10::Error");
+      case 1: throw std::runtime_error("test: std::exception");
+      case 2: throw std::bad_alloc();
+      case 3: throw 42;
+      case 4: throw DistFailure("test: collective", true);
+      default: return;
+    }
+  });
+}
+
+gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names) {
+  return guard([&] {
+    auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    auto op = std::make_unique<Op>(Op{handle, {}});
+    const auto& args = handle.schema().arguments();
+    std::istringstream names(arg_names);
+    for (std::string want; std::getline(names, want, ',');) {
+      int found = -1;
+      for (size_t i = 0; i < args.size(); i++)
+        if (args[i].name() == want) found = static_cast<int>(i);
+      op->position.push_back(found);  // -1: allowed only while the value is the default
+    }
+    return reinterpret_cast<int64_t>(op.release());
+  });
+}
+
+gf_ret gf_op_schema(const char* name, const char* overload, char* out, int64_t cap) {
+  return guard([&] {
+    std::ostringstream s;
+    s << c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).schema();
+    return copy_text(s.str(), out, cap);
+  });
+}
+
+gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int64_t cap) {
+  return guard([&] {
+    const Op& op = *reinterpret_cast<Op*>(h);
+    const auto& schema = op.handle.schema();
+    const auto& formals = schema.arguments();
+    torch::jit::Stack stack(formals.size());
+    std::vector<bool> given(formals.size());
+    Reader r{args, args + n};
+    for (size_t i = 0; r.p < r.end; i++) {
+      if (op.position.empty()) {
+        TORCH_CHECK(i < formals.size(), schema.name(), ": ", i + 1, " arguments, the operator takes ", formals.size());
+        stack[i] = read_value(r, formals[i]);
+        given[i] = true;
+        continue;
+      }
+      TORCH_CHECK(i < op.position.size(), schema.name(), ": more arguments than names");
+      int at = op.position[i];
+      if (at < 0) {
+        TORCH_CHECK(*r.p == GF_DEFAULT, schema.name(), ": this libtorch has no such argument (number ", i, ")");
+        r.next();
+        continue;
+      }
+      stack[at] = read_value(r, formals[at]);
+      given[at] = true;
+    }
+    for (size_t i = 0; i < formals.size(); i++) {
+      if (given[i]) continue;
+      TORCH_CHECK(formals[i].default_value().has_value(), schema.name(), ": argument ", formals[i].name(), " is missing");
+      stack[i] = *formals[i].default_value();
+    }
+    op.handle.callBoxed(stack);
+    std::vector<int64_t> out;
+    out.reserve(2 * stack.size());
+    for (auto& v : stack) write_value(v, out);
+    auto words = static_cast<int64_t>(out.size());
+    if (words <= cap) {
+      std::memcpy(rets, out.data(), words * sizeof(int64_t));
+      return words;
+    }
+    auto* buffer = static_cast<int64_t*>(std::malloc(words * sizeof(int64_t)));
+    if (!buffer) throw std::bad_alloc();
+    std::memcpy(buffer, out.data(), words * sizeof(int64_t));
+    rets[0] = reinterpret_cast<int64_t>(buffer);
+    rets[1] = words;
+    return int64_t{-1};
+  });
+}
+
+}  // extern "C"

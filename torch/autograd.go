@@ -1,0 +1,208 @@
+package torch
+
+import (
+	"runtime"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+)
+
+// BackwardOptions are the rare wishes of Backward. The zero value is PyTorch's default.
+type BackwardOptions struct {
+	Gradient    *Tensor // of the root; nil means 1, and then the root must have one element
+	RetainGraph bool
+	CreateGraph bool
+}
+
+// Backward accumulates the gradient of t into the leaves of its graph. An error or panic in a hook comes back as the
+// *Error of this call, with the hook's error as its cause.
+func (t *Tensor) Backward(options ...BackwardOptions) {
+	var o BackwardOptions
+	if len(options) > 0 {
+		o = options[0]
+	}
+	var grads []*Tensor
+	if o.Gradient != nil {
+		grads = []*Tensor{o.Gradient}
+	}
+	BackwardAll([]*Tensor{t}, grads, o)
+}
+
+// BackwardAll is Backward from several roots. grads is nil, or has one gradient per root.
+func BackwardAll(roots, grads []*Tensor, o BackwardOptions) {
+	const op = "backward"
+	enc := encoder{op: op}
+	defer enc.done()
+	rh := make([]capi.Handle, len(roots))
+	for i, t := range roots {
+		rh[i] = capi.Handle(enc.tensor(t))
+	}
+	var gh []capi.Handle
+	for _, g := range grads {
+		gh = append(gh, capi.Handle(enc.tensor(g)))
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	check(op, capi.Backward(rh, gh, o.RetainGraph, o.CreateGraph))
+}
+
+// GradOptions are the rare wishes of Grad.
+type GradOptions struct {
+	GradOutputs []*Tensor
+	RetainGraph bool
+	CreateGraph bool
+	AllowUnused bool // inputs outside the graph give nil instead of an error
+}
+
+// Grad gives the gradients of outputs with respect to inputs without touching the leaves.
+func Grad(outputs, inputs []*Tensor, o GradOptions) []*Tensor {
+	const op = "grad"
+	enc := encoder{op: op}
+	defer enc.done()
+	var oh, gh, ih []capi.Handle
+	for _, t := range outputs {
+		oh = append(oh, capi.Handle(enc.tensor(t)))
+	}
+	for _, t := range o.GradOutputs {
+		gh = append(gh, capi.Handle(enc.tensor(t)))
+	}
+	for _, t := range inputs {
+		ih = append(ih, capi.Handle(enc.tensor(t)))
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	out, err := capi.GradOf(oh, gh, ih, o.RetainGraph, o.CreateGraph, o.AllowUnused)
+	check(op, err)
+	list := make([]*Tensor, len(out))
+	for i, h := range out {
+		list[i] = wrapHandle(h, enc.scope)
+	}
+	return list
+}
+
+// SetRequiresGrad marks a leaf for autograd and returns it.
+func (t *Tensor) SetRequiresGrad(on bool) *Tensor {
+	h := t.use("SetRequiresGrad")
+	defer t.done()
+	check("SetRequiresGrad", capi.SetRequiresGrad(h, on))
+	return t
+}
+
+// Grad is the accumulated gradient of a leaf, in t's scope, or nil.
+func (t *Tensor) Grad() *Tensor {
+	h := t.use("Grad")
+	defer t.done()
+	g, err := capi.Grad(h)
+	check("Grad", err)
+	return wrapHandle(g, t.scope)
+}
+
+// SetGrad replaces the accumulated gradient; nil clears it.
+func (t *Tensor) SetGrad(g *Tensor) {
+	h := t.use("SetGrad")
+	defer t.done()
+	var gh capi.Handle
+	if g != nil {
+		gh = g.use("SetGrad")
+		defer g.done()
+	}
+	check("SetGrad", capi.SetGrad(h, gh))
+}
+
+// NoGrad runs f without recording.
+func NoGrad(f func()) { withGradMode(0, f) }
+
+// EnableGrad runs f with recording, inside a NoGrad too.
+func EnableGrad(f func()) { withGradMode(1, f) }
+
+func withGradMode(mode int, f func()) {
+	check("grad mode", capi.Load())
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := capi.GradMode(mode)
+	check("grad mode", err)
+	defer func() { _, _ = capi.GradMode(int(b2i(before))) }()
+	f()
+}
+
+// GradEnabled tells whether the calling thread records. Only meaningful inside NoGrad or EnableGrad, or on a locked
+// thread.
+func GradEnabled() bool {
+	check("grad mode", capi.Load())
+	on, err := capi.GradMode(-1)
+	check("grad mode", err)
+	return on
+}
+
+// DetectAnomaly runs f with autograd's anomaly detection: a backward that makes a NaN is an error that names the
+// forward operation.
+func DetectAnomaly(f func()) {
+	check("anomaly mode", capi.Load())
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := capi.AnomalyMode(1)
+	check("anomaly mode", err)
+	defer func() { _, _ = capi.AnomalyMode(int(b2i(before))) }()
+	f()
+}
+
+// Hook is a registered tensor hook.
+type Hook struct {
+	t  *Tensor
+	id int64
+}
+
+// Remove undoes the registration.
+func (h *Hook) Remove() {
+	th := h.t.use("Hook.Remove")
+	defer h.t.done()
+	check("Hook.Remove", capi.UnhookTensor(th, h.id))
+}
+
+// RegisterHook calls f with the gradient of t each time it is computed. The gradient belongs to a scope that is closed
+// when f returns; a non-nil result replaces it. An error ends the backward.
+func (t *Tensor) RegisterHook(f func(grad *Tensor) (*Tensor, error)) *Hook {
+	h := t.use("RegisterHook")
+	defer t.done()
+	id, err := capi.HookTensor(h, tensorHook(f))
+	check("RegisterHook", err)
+	return &Hook{t: t, id: id}
+}
+
+type tensorHook func(*Tensor) (*Tensor, error)
+
+func (f tensorHook) Call(_ capi.Event, in, out []int64) error {
+	s := NewScope(nil)
+	defer s.Close()
+	r, err := f(wrapHandle(capi.Handle(in[0]), s))
+	if err != nil {
+		return err
+	}
+	if r != nil {
+		out[0] = int64(r.alias("hook"))
+	}
+	return nil
+}
+
+// RegisterPostAccumulateGradHook calls f with the leaf after a gradient was accumulated into it.
+func (t *Tensor) RegisterPostAccumulateGradHook(f func(leaf *Tensor) error) {
+	h := t.use("RegisterPostAccumulateGradHook")
+	defer t.done()
+	check("RegisterPostAccumulateGradHook", capi.HookPostAccumulate(h, leafHook(f)))
+}
+
+type leafHook func(*Tensor) error
+
+func (f leafHook) Call(_ capi.Event, in, _ []int64) error {
+	s := NewScope(nil)
+	defer s.Close()
+	return f(wrapHandle(capi.Handle(in[0]), s))
+}
+
+// QueueCallback calls f when the running Backward ends. Only valid inside a hook.
+func QueueCallback(f func() error) {
+	check("QueueCallback", capi.QueueCallback(finalHook(f)))
+}
+
+type finalHook func() error
+
+func (f finalHook) Call(capi.Event, []int64, []int64) error { return f() }

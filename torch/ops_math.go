@@ -1,0 +1,227 @@
+package torch
+
+// Elementwise arithmetic, comparisons and activations. Shapes broadcast as in PyTorch.
+
+var (
+	opAdd       = newOp("aten::add", "Tensor", "self,other,alpha")
+	opAddS      = newOp("aten::add", "Scalar", "self,other")
+	opSub       = newOp("aten::sub", "Tensor", "self,other")
+	opMul       = newOp("aten::mul", "Tensor", "self,other")
+	opMulS      = newOp("aten::mul", "Scalar", "self,other")
+	opDiv       = newOp("aten::div", "Tensor", "self,other")
+	opDivS      = newOp("aten::div", "Scalar", "self,other")
+	opPowS      = newOp("aten::pow", "Tensor_Scalar", "self,exponent")
+	opNeg       = newOp("aten::neg", "", "self")
+	opAbs       = newOp("aten::abs", "", "self")
+	opExp       = newOp("aten::exp", "", "self")
+	opLog       = newOp("aten::log", "", "self")
+	opSqrt      = newOp("aten::sqrt", "", "self")
+	opRsqrt     = newOp("aten::rsqrt", "", "self")
+	opSin       = newOp("aten::sin", "", "self")
+	opCos       = newOp("aten::cos", "", "self")
+	opTanh      = newOp("aten::tanh", "", "self")
+	opSigmoid   = newOp("aten::sigmoid", "", "self")
+	opRelu      = newOp("aten::relu", "", "self")
+	opSilu      = newOp("aten::silu", "", "self")
+	opGelu      = newOp("aten::gelu", "", "self,approximate")
+	opClamp     = newOp("aten::clamp", "", "self,min,max")
+	opEqS       = newOp("aten::eq", "Scalar", "self,other")
+	opEq        = newOp("aten::eq", "Tensor", "self,other")
+	opNeS       = newOp("aten::ne", "Scalar", "self,other")
+	opGtS       = newOp("aten::gt", "Scalar", "self,other")
+	opLtS       = newOp("aten::lt", "Scalar", "self,other")
+	opWhere     = newOp("aten::where", "self", "condition,self,other")
+	opIsfinite  = newOp("aten::isfinite", "", "self")
+	opAdd_      = newOp("aten::add_", "Tensor", "self,other,alpha")
+	opAddS_     = newOp("aten::add_", "Scalar", "self,other")
+	opMul_      = newOp("aten::mul_", "Tensor", "self,other")
+	opMulS_     = newOp("aten::mul_", "Scalar", "self,other")
+	opDivS_     = newOp("aten::div_", "Scalar", "self,other")
+	opZero_     = newOp("aten::zero_", "", "self")
+	opFill_     = newOp("aten::fill_", "Scalar", "self,value")
+	opCopy_     = newOp("aten::copy_", "", "self,src,non_blocking")
+	opNormal_   = newOp("aten::normal_", "", "self,mean,std,generator")
+	opUniform_  = newOp("aten::uniform_", "", "self,from,to,generator")
+	opBern_     = newOp("aten::bernoulli_", "float", "self,p,generator")
+	opMaskFill  = newOp("aten::masked_fill", "Scalar", "self,mask,value")
+	opMaxElt    = newOp("aten::maximum", "", "self,other")
+	opForNorm   = newOp("aten::_foreach_norm", "Scalar", "self,ord")
+	opForMul_   = newOp("aten::_foreach_mul_", "Scalar", "self,scalar")
+	opForMulT_  = newOp("aten::_foreach_mul_", "Tensor", "self,other")
+	opLogicAnd  = newOp("aten::logical_and", "", "self,other")
+	opLogicNot  = newOp("aten::logical_not", "", "self")
+	opTril      = newOp("aten::tril", "", "self,diagonal")
+	opAllclose  = newOp("aten::allclose", "", "self,other,rtol,atol,equal_nan")
+	opEqualBits = newOp("aten::equal", "", "self,other")
+)
+
+// Add is t + o.
+func (t *Tensor) Add(o *Tensor) *Tensor { return opAdd.one(t, o, 1) }
+
+// AddScaled is t + alpha·o.
+func (t *Tensor) AddScaled(o *Tensor, alpha float64) *Tensor { return opAdd.one(t, o, alpha) }
+
+// AddScalar is t + v.
+func (t *Tensor) AddScalar(v float64) *Tensor { return opAddS.one(t, v) }
+
+// Sub is t − o.
+func (t *Tensor) Sub(o *Tensor) *Tensor { return opSub.one(t, o) }
+
+// Mul is t · o, element by element.
+func (t *Tensor) Mul(o *Tensor) *Tensor { return opMul.one(t, o) }
+
+// MulScalar is t · v.
+func (t *Tensor) MulScalar(v float64) *Tensor { return opMulS.one(t, v) }
+
+// Div is t / o.
+func (t *Tensor) Div(o *Tensor) *Tensor { return opDiv.one(t, o) }
+
+// DivScalar is t / v.
+func (t *Tensor) DivScalar(v float64) *Tensor { return opDivS.one(t, v) }
+
+// Pow is t to the power v.
+func (t *Tensor) Pow(v float64) *Tensor { return opPowS.one(t, v) }
+
+// Neg is −t.
+func (t *Tensor) Neg() *Tensor { return opNeg.one(t) }
+
+// Abs is |t|.
+func (t *Tensor) Abs() *Tensor { return opAbs.one(t) }
+
+// Exp is e to the power t.
+func (t *Tensor) Exp() *Tensor { return opExp.one(t) }
+
+// Log is the natural logarithm.
+func (t *Tensor) Log() *Tensor { return opLog.one(t) }
+
+// Sqrt is the square root.
+func (t *Tensor) Sqrt() *Tensor { return opSqrt.one(t) }
+
+// Rsqrt is 1 / the square root.
+func (t *Tensor) Rsqrt() *Tensor { return opRsqrt.one(t) }
+
+// Sin is the sine.
+func (t *Tensor) Sin() *Tensor { return opSin.one(t) }
+
+// Cos is the cosine.
+func (t *Tensor) Cos() *Tensor { return opCos.one(t) }
+
+// Tanh is the hyperbolic tangent.
+func (t *Tensor) Tanh() *Tensor { return opTanh.one(t) }
+
+// Sigmoid is 1 / (1 + e^−t).
+func (t *Tensor) Sigmoid() *Tensor { return opSigmoid.one(t) }
+
+// ReLU is max(t, 0).
+func (t *Tensor) ReLU() *Tensor { return opRelu.one(t) }
+
+// SiLU is t · sigmoid(t).
+func (t *Tensor) SiLU() *Tensor { return opSilu.one(t) }
+
+// GELU is the Gaussian error linear unit; approximate is "none" or "tanh".
+func (t *Tensor) GELU(approximate string) *Tensor { return opGelu.one(t, approximate) }
+
+// Clamp limits the elements to [lo, hi].
+func (t *Tensor) Clamp(lo, hi float64) *Tensor { return opClamp.one(t, lo, hi) }
+
+// Maximum is the elementwise maximum.
+func (t *Tensor) Maximum(o *Tensor) *Tensor { return opMaxElt.one(t, o) }
+
+// Eq compares element by element and gives bools.
+func (t *Tensor) Eq(o *Tensor) *Tensor { return opEq.one(t, o) }
+
+// EqScalar compares with v.
+func (t *Tensor) EqScalar(v float64) *Tensor { return opEqS.one(t, v) }
+
+// NeScalar compares with v.
+func (t *Tensor) NeScalar(v float64) *Tensor { return opNeS.one(t, v) }
+
+// GtScalar compares with v.
+func (t *Tensor) GtScalar(v float64) *Tensor { return opGtS.one(t, v) }
+
+// LtScalar compares with v.
+func (t *Tensor) LtScalar(v float64) *Tensor { return opLtS.one(t, v) }
+
+// LogicalAnd is t && o.
+func (t *Tensor) LogicalAnd(o *Tensor) *Tensor { return opLogicAnd.one(t, o) }
+
+// LogicalNot is !t.
+func (t *Tensor) LogicalNot() *Tensor { return opLogicNot.one(t) }
+
+// Where picks from a where t (bool) is true, else from b.
+func (t *Tensor) Where(a, b *Tensor) *Tensor { return opWhere.one(t, a, b) }
+
+// IsFinite is false at infinities and NaNs.
+func (t *Tensor) IsFinite() *Tensor { return opIsfinite.one(t) }
+
+// MaskedFill puts value where mask (bool) is true.
+func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
+	return opMaskFill.one(t, mask, value)
+}
+
+// Tril keeps the lower triangle of the last two dimensions.
+func (t *Tensor) Tril(diagonal int) *Tensor { return opTril.one(t, diagonal) }
+
+// AllClose tells whether |t − o| ≤ atol + rtol·|o| everywhere.
+func (t *Tensor) AllClose(o *Tensor, rtol, atol float64) bool {
+	return opAllclose.call(t, o, rtol, atol, false)[0].(bool)
+}
+
+// Equal tells whether shapes and values are the same.
+func (t *Tensor) Equal(o *Tensor) bool { return opEqualBits.call(t, o)[0].(bool) }
+
+// AddInPlace adds alpha·o to t.
+func (t *Tensor) AddInPlace(o *Tensor, alpha float64) *Tensor {
+	opAdd_.inPlace(t, o, alpha)
+	return t
+}
+
+// AddScalarInPlace adds v to t.
+func (t *Tensor) AddScalarInPlace(v float64) *Tensor { opAddS_.inPlace(t, v); return t }
+
+// MulInPlace multiplies t by o.
+func (t *Tensor) MulInPlace(o *Tensor) *Tensor { opMul_.inPlace(t, o); return t }
+
+// MulScalarInPlace multiplies t by v.
+func (t *Tensor) MulScalarInPlace(v float64) *Tensor { opMulS_.inPlace(t, v); return t }
+
+// DivScalarInPlace divides t by v.
+func (t *Tensor) DivScalarInPlace(v float64) *Tensor { opDivS_.inPlace(t, v); return t }
+
+// Zero sets every element to 0.
+func (t *Tensor) Zero() *Tensor { opZero_.inPlace(t); return t }
+
+// Fill sets every element to v.
+func (t *Tensor) Fill(v float64) *Tensor { opFill_.inPlace(t, v); return t }
+
+// Copy writes src, converted and broadcast, into t.
+func (t *Tensor) Copy(src *Tensor) *Tensor { opCopy_.inPlace(t, src, false); return t }
+
+// NormalInPlace fills t from a normal distribution; g nil is the process-wide generator.
+func (t *Tensor) NormalInPlace(mean, std float64, g *Generator) *Tensor {
+	opNormal_.inPlace(t, mean, std, g)
+	return t
+}
+
+// UniformInPlace fills t uniformly from [lo, hi); g nil is the process-wide generator.
+func (t *Tensor) UniformInPlace(lo, hi float64, g *Generator) *Tensor {
+	opUniform_.inPlace(t, lo, hi, g)
+	return t
+}
+
+// BernoulliInPlace fills t with ones of probability p, else zeros; g nil is the process-wide generator.
+func (t *Tensor) BernoulliInPlace(p float64, g *Generator) *Tensor {
+	opBern_.inPlace(t, p, g)
+	return t
+}
+
+// ForeachNorm gives the ord-norm of each tensor.
+func ForeachNorm(tensors []*Tensor, ord float64) []*Tensor {
+	return opForNorm.call(tensors, ord)[0].([]*Tensor)
+}
+
+// ForeachMulInPlace multiplies each tensor by v.
+func ForeachMulInPlace(tensors []*Tensor, v float64) { opForMul_.inPlace(tensors, v) }
+
+// ForeachMulTensorInPlace multiplies each tensor by the one-element tensor v.
+func ForeachMulTensorInPlace(tensors []*Tensor, v *Tensor) { opForMulT_.inPlace(tensors, v) }

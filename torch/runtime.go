@@ -1,0 +1,153 @@
+package torch
+
+import (
+	"runtime"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+)
+
+// Load opens libgofsdp.so. Operators do it at their first call and panic where it fails; programs call Load first to
+// get the error, which lists the paths that were tried.
+func Load() error { return capi.Load() }
+
+// Versions describes the libtorch in use and its threading.
+func Versions() (string, error) {
+	if err := capi.Load(); err != nil {
+		return "", err
+	}
+	return capi.Versions()
+}
+
+// SetNumThreads sets the number of threads that one operator uses. Call it before the first operator.
+func SetNumThreads(n int) {
+	check("SetNumThreads", capi.Load())
+	check("SetNumThreads", capi.SetNumThreads(n))
+}
+
+// NumThreads is the number of threads that one operator uses.
+func NumThreads() int {
+	check("NumThreads", capi.Load())
+	n, err := capi.NumThreads()
+	check("NumThreads", err)
+	return n
+}
+
+// Memory is a count of CPU tensor memory.
+type Memory struct {
+	LiveTensors int64 // handles that Go holds
+	LiveBytes   int64 // storage bytes allocated now
+	PeakBytes   int64 // the most since the last ResetPeak
+	Allocations int64 // storages allocated so far
+}
+
+// MemoryStats counts tensors and bytes.
+func MemoryStats() Memory {
+	check("MemoryStats", capi.Load())
+	live, peak, n, err := capi.MemoryStats()
+	check("MemoryStats", err)
+	return Memory{LiveTensors: liveTensors.Load(), LiveBytes: live, PeakBytes: peak, Allocations: n}
+}
+
+// ResetPeak starts a new measurement of Memory.PeakBytes.
+func ResetPeak() {
+	check("ResetPeak", capi.Load())
+	check("ResetPeak", capi.ResetPeak())
+}
+
+// TrimMemory gives memory that is cached for reuse back to the system.
+func TrimMemory() {
+	check("TrimMemory", capi.Load())
+	check("TrimMemory", capi.TrimMemory())
+}
+
+func lockThread(f func()) {
+	check("load", capi.Load())
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f()
+}
+
+// Worker is an OS thread for libtorch work. Libtorch, OpenMP and MKL keep buffers per thread; a rank or a job that does
+// its work on one Worker keeps them bounded.
+type Worker struct {
+	jobs chan func()
+	once sync.Once
+}
+
+// NewWorker starts a worker; Close ends it.
+func NewWorker() *Worker {
+	w := &Worker{jobs: make(chan func())}
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for f := range w.jobs {
+			f()
+		}
+	}()
+	return w
+}
+
+// Do runs f on the worker's thread and returns what Try returns for it.
+func (w *Worker) Do(f func()) error {
+	done := make(chan error, 1)
+	bug := make(chan any, 1)
+	w.jobs <- func() {
+		defer func() {
+			if v := recover(); v != nil {
+				bug <- v
+			}
+		}()
+		done <- Try(f)
+	}
+	select {
+	case err := <-done:
+		return err
+	case v := <-bug:
+		panic(v)
+	}
+}
+
+// Close ends the worker's thread.
+func (w *Worker) Close() { w.once.Do(func() { close(w.jobs) }) }
+
+// Generator is a source of random numbers on the CPU.
+type Generator struct{ h capi.Handle }
+
+// NewGenerator makes a generator.
+func NewGenerator(seed int64) *Generator {
+	check("NewGenerator", capi.Load())
+	h, err := capi.NewGenerator(seed)
+	check("NewGenerator", err)
+	g := &Generator{h: h}
+	runtime.AddCleanup(g, capi.FreeGenerator, h)
+	return g
+}
+
+// Seed restarts the generator.
+func (g *Generator) Seed(seed int64) {
+	check("Generator.Seed", capi.SeedGenerator(g.h, seed))
+	runtime.KeepAlive(g)
+}
+
+// State is a copy of the generator's state, a uint8 tensor in no scope.
+func (g *Generator) State() *Tensor {
+	h, err := capi.GeneratorState(g.h)
+	check("Generator.State", err)
+	runtime.KeepAlive(g)
+	return wrapHandle(h, nil)
+}
+
+// SetState restores what State gave.
+func (g *Generator) SetState(state *Tensor) {
+	h := state.use("Generator.SetState")
+	defer state.done()
+	check("Generator.SetState", capi.SetGeneratorState(g.h, h))
+	runtime.KeepAlive(g)
+}
+
+// ManualSeed seeds the process-wide generator.
+func ManualSeed(seed int64) {
+	check("ManualSeed", capi.Load())
+	check("ManualSeed", capi.ManualSeed(seed))
+}

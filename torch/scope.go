@@ -1,0 +1,158 @@
+package torch
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+)
+
+// Scope owns tensors and frees them together. Scopes nest: a child may use its ancestors' tensors.
+type Scope struct {
+	parent *Scope
+	depth  int
+	mu     sync.Mutex
+	cells  []*cell
+	closed bool
+}
+
+// NewScope makes a scope inside parent, or a root scope.
+func NewScope(parent *Scope) *Scope {
+	s := &Scope{parent: parent}
+	if parent != nil {
+		s.depth = parent.depth + 1
+	}
+	return s
+}
+
+// Parent is the scope around s, or nil.
+func (s *Scope) Parent() *Scope { return s.parent }
+
+// Close frees every tensor that belongs to s. Operators that run in other goroutines with such a tensor finish first;
+// closing twice does nothing.
+func (s *Scope) Close() {
+	s.mu.Lock()
+	cells := s.cells
+	s.cells, s.closed = nil, true
+	s.mu.Unlock()
+	for _, c := range cells {
+		c.free()
+	}
+}
+
+// Own moves t into s and returns it.
+func (s *Scope) Own(t *Tensor) *Tensor {
+	if t.scope == s {
+		return t
+	}
+	moved := wrapHandle(t.alias("Own"), s)
+	t.Free()
+	return moved
+}
+
+// Escape gives a handle of t that belongs to the parent of s, or to no scope where s is a root.
+func (s *Scope) Escape(t *Tensor) *Tensor { return t.In(s.parent) }
+
+// Len is the number of tensors that s owns.
+func (s *Scope) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.cells)
+}
+
+func (s *Scope) add(c *cell) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.cells = append(s.cells, c)
+	return true
+}
+
+func (s *Scope) isAncestorOf(other *Scope) bool {
+	for other != nil && other.depth > s.depth {
+		other = other.parent
+	}
+	return other == s
+}
+
+// innermost returns the scope of a result: the deepest among the arguments', of which all others are ancestors.
+func innermost(op string, scope *Scope, t *Tensor) *Scope {
+	switch {
+	case t == nil || t.scope == nil || t.scope == scope:
+		return scope
+	case scope == nil || scope.isAncestorOf(t.scope):
+		return t.scope
+	case t.scope.isAncestorOf(scope):
+		return scope
+	}
+	fail(op, ErrScope, "arguments belong to scopes of which neither contains the other; bind them with In")
+	return nil
+}
+
+// Note [Cells]
+// A cell is the one owner of a C++ handle. Tensor values point to it; scopes list it; the collector's clean-up frees it.
+// Operators hold a use while the C call runs, so that a Close or a collection at that moment frees the handle after the
+// call and not under it. The first free drops the owner's use; the last use frees the handle.
+type cell struct {
+	h     capi.Handle
+	uses  atomic.Int32 // the owner counts as one
+	freed atomic.Bool
+}
+
+var liveTensors atomic.Int64
+
+func newCell(h capi.Handle) *cell {
+	c := &cell{h: h}
+	c.uses.Store(1)
+	liveTensors.Add(1)
+	return c
+}
+
+// use returns the handle for the length of a call, or 0 if the tensor was freed.
+func (c *cell) use() capi.Handle {
+	if c.freed.Load() {
+		return 0
+	}
+	for {
+		n := c.uses.Load()
+		if n <= 0 {
+			return 0
+		}
+		if c.uses.CompareAndSwap(n, n+1) {
+			return c.h
+		}
+	}
+}
+
+func (c *cell) release() {
+	if c.uses.Add(-1) == 0 {
+		liveTensors.Add(-1)
+		capi.Free(c.h)
+	}
+}
+
+func (c *cell) free() {
+	if c.freed.CompareAndSwap(false, true) {
+		c.release()
+	}
+}
+
+// Note [Byte-triggered collection]
+// Tensors in no scope are freed by the collector, which runs when Go's own heap grows and knows nothing of their bytes.
+// So the bytes given to such tensors are counted, and a collection runs each time they have grown by collectEvery.
+const collectEvery = 512 << 20
+
+var unscopedBytes atomic.Int64
+
+func notePressure(bytes int64) {
+	if bytes < 1<<16 {
+		return
+	}
+	if unscopedBytes.Add(bytes) > collectEvery {
+		unscopedBytes.Store(0)
+		runtime.GC()
+	}
+}
