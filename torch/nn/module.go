@@ -1,0 +1,193 @@
+// Package nn builds models from plain Go structs.
+//
+// A module is a pointer to a struct whose fields are parameters (*Param), other modules, or slices of modules. There is
+// no registration: Walk visits the fields in the order of their declaration, so the order of parameters is the same on
+// every rank and in every run. A struct tag gives the name that a field has on disk:
+//
+//	type MLP struct {
+//		nn.Hooks
+//		Gate *nn.Linear `torch:"gate_proj"`
+//		Up   *nn.Linear `torch:"up_proj"`
+//	}
+//
+// Run calls a layer. It opens a scope in which the layer's temporaries live, runs the layer's hooks (sharding,
+// activation checkpointing) and hands the outputs to the caller's scope.
+package nn
+
+import (
+	"fmt"
+	"reflect"
+
+	"github.com/gofsdp/gofsdp/torch"
+)
+
+// Param is a cell that holds a parameter or a buffer of a module. Sharding swaps its tensor between this rank's part and
+// the whole; the Param stays.
+type Param struct {
+	tensor    *torch.Tensor
+	trainable bool
+}
+
+// NewParam makes a parameter of t, which must be in no scope. Trainable parameters require grad.
+func NewParam(t *torch.Tensor, trainable bool) *Param {
+	p := &Param{}
+	p.trainable = trainable
+	p.SetTensor(t)
+	return p
+}
+
+// Tensor is the parameter's current value, in no scope.
+func (p *Param) Tensor() *torch.Tensor { return p.tensor }
+
+// SetTensor replaces the value.
+func (p *Param) SetTensor(t *torch.Tensor) {
+	if p.trainable && t.IsLeaf() {
+		t.SetRequiresGrad(true)
+	}
+	p.tensor = t
+}
+
+// In is the current value bound to scope s, for use in a layer.
+func (p *Param) In(s *torch.Scope) *torch.Tensor { return p.tensor.In(s) }
+
+// Trainable tells whether the optimiser updates the parameter.
+func (p *Param) Trainable() bool { return p.trainable }
+
+// SetTrainable freezes or unfreezes the parameter.
+func (p *Param) SetTrainable(on bool) {
+	p.trainable = on
+	if p.tensor != nil && p.tensor.IsLeaf() {
+		p.tensor.SetRequiresGrad(on)
+	}
+}
+
+// Named is a parameter and its path, e.g. "model.layers.0.self_attn.q_proj.weight".
+type Named struct {
+	Name  string
+	Param *Param
+	// Shared holds the further names of a parameter that occurs more than once (tied weights).
+	Shared []string
+}
+
+// NamedModule is a module and its path.
+type NamedModule struct {
+	Name   string
+	Module any
+}
+
+var paramType = reflect.TypeFor[*Param]()
+
+// Named lists the parameters of a module in the order of declaration, each once.
+func NamedParams(module any) []Named {
+	var list []Named
+	index := map[*Param]int{}
+	walk(reflect.ValueOf(module), "", func(name string, v reflect.Value) bool {
+		p, ok := v.Interface().(*Param)
+		if !ok {
+			return true
+		}
+		if at, seen := index[p]; seen {
+			list[at].Shared = append(list[at].Shared, name)
+			return true
+		}
+		index[p] = len(list)
+		list = append(list, Named{Name: name, Param: p})
+		return true
+	})
+	return list
+}
+
+// Params lists the parameters of a module in the order of declaration, each once.
+func Params(module any) []*Param {
+	named := NamedParams(module)
+	list := make([]*Param, len(named))
+	for i, n := range named {
+		list[i] = n.Param
+	}
+	return list
+}
+
+// Modules lists the module itself and the modules inside it, outer ones first.
+func Modules(module any) []NamedModule {
+	var list []NamedModule
+	seen := map[any]bool{}
+	walk(reflect.ValueOf(module), "", func(name string, v reflect.Value) bool {
+		m := v.Interface()
+		if _, ok := m.(*Param); ok || seen[m] {
+			return false
+		}
+		seen[m] = true
+		list = append(list, NamedModule{name, m})
+		return true
+	})
+	return list
+}
+
+// walk visits pointers to structs: the root, its parameters and its sub-modules, depth first in order of declaration.
+// visit returns false to stay out of a module.
+func walk(v reflect.Value, name string, visit func(string, reflect.Value) bool) {
+	for v.Kind() == reflect.Interface {
+		if v.IsNil() {
+			return
+		}
+		v = v.Elem()
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() || v.Elem().Kind() != reflect.Struct {
+			return
+		}
+		if !visit(name, v) || v.Type() == paramType {
+			return
+		}
+		walkFields(v.Elem(), name, visit)
+	case reflect.Slice:
+		for i := range v.Len() {
+			walk(v.Index(i), join(name, fmt.Sprint(i)), visit)
+		}
+	}
+}
+
+func walkFields(v reflect.Value, name string, visit func(string, reflect.Value) bool) {
+	t := v.Type()
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, tagged := f.Tag.Lookup("torch")
+		if tag == "-" || !f.IsExported() || !holdsModules(f.Type) {
+			continue
+		}
+		if f.Anonymous && !tagged {
+			if f.Type.Kind() == reflect.Struct {
+				walkFields(v.Field(i), name, visit)
+				continue
+			}
+			tag = ""
+		} else if !tagged {
+			tag = f.Name
+		}
+		walk(v.Field(i), join(name, tag), visit)
+	}
+}
+
+// holdsModules keeps walk out of fields that are plain data.
+func holdsModules(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return t.Elem().Kind() == reflect.Struct && t != reflect.TypeFor[*torch.Tensor]() && t != reflect.TypeFor[*torch.Generator]()
+	case reflect.Slice:
+		return holdsModules(t.Elem())
+	case reflect.Interface, reflect.Struct:
+		return true
+	}
+	return false
+}
+
+func join(a, b string) string {
+	switch {
+	case a == "":
+		return b
+	case b == "":
+		return a
+	}
+	return a + "." + b
+}
