@@ -36,8 +36,8 @@ func TestOpenReadsEveryShape(t *testing.T) {
 		{"messages", `{"messages":[{"role":"user","content":"hé"},{"role":"assistant","content":"a\nb 😀"}],"id":7}`,
 			data.Row{Kind: data.KindMessages, Messages: []data.Message{{Role: "user", Content: "hé"}, {Role: "assistant", Content: "a\nb 😀"}}}},
 		{"parts and extras", `{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},{"role":"assistant","content":null,"tool_calls":[{"n":1}]}],"tools":["f"]}`,
-			data.Row{Kind: data.KindMessages, Tools: []any{"f"}, Messages: []data.Message{{Role: "user", Content: "ab"},
-				{Role: "assistant", Extra: map[string]any{"tool_calls": []any{map[string]any{"n": 1.0}}}}}}},
+			data.Row{Kind: data.KindMessages, Tools: []json.RawMessage{json.RawMessage(`"f"`)}, Messages: []data.Message{{Role: "user", Content: "ab"},
+				{Role: "assistant", Extra: []data.Field{{"content", json.RawMessage("null")}, {"tool_calls", json.RawMessage(`[{"n":1}]`)}}}}}},
 		{"text", `{"text":"x"}`, data.Row{Kind: data.KindText, Text: "x"}},
 		{"completion", `{"prompt":"p","completion":"c"}`, data.Row{Kind: data.KindCompletion, Prompt: "p", Completion: "c"}},
 		{"chat completion", `{"prompt":[{"role":"user","content":"p"}],"completion":[{"role":"assistant","content":"c"}]}`,
@@ -50,7 +50,7 @@ func TestOpenReadsEveryShape(t *testing.T) {
 			// As a line among others, and as an element of an array that is spread over lines.
 			for _, file := range []string{
 				"\xef\xbb\xbf" + c.src + "\r\n\n  " + c.src,
-				"[\n  " + c.src + ",\n" + strings.ReplaceAll(c.src, ":", ":\n") + "\n]\n",
+				"[\n  " + c.src + ",\n" + strings.ReplaceAll(c.src, `":"`, "\":\n\"") + "\n]\n",
 			} {
 				d := open(t, file)
 				require.Equal(t, 2, d.Len())
@@ -88,6 +88,7 @@ func TestOpenNamesThePlaceOfAFault(t *testing.T) {
 		{"no content", `{"messages":[{"role":"user"}]}`, "1:14", `has no "content"`},
 		{"null content", `{"messages":[{"role":"user","content":null}]}`, "1:39", "content (role user) is null"},
 		{"image", `{"messages":[{"role":"user","content":[{"type":"image"}]}]}`, "1:40", "only text can be trained on"},
+		{"tools", `{"messages":[{"role":"user","content":"x"}],"tools":"f"}`, "1:53", "tools must be an array, got a string"},
 		{"invalid UTF-8", ok + "{\"text\":\"a\xff\"}", "2:11", "invalid UTF-8 (byte 0xff)"},
 		{"type change", ok + `{"text":"a"}`, "2:1", "the row has text, but the first row (line 1) has messages"},
 		{"ids", `{"input_ids":[1,-2]}`, "1:17", "input_ids[1] is -2"},

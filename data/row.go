@@ -42,8 +42,14 @@ type Message struct {
 	Role string
 	// Content is the text. The text parts of a content list are joined; a null content (a pure tool call) is empty.
 	Content string
-	// Extra holds the message's other fields as encoding/json decodes them (name, tool_calls, …); nil where there are none.
-	Extra map[string]any
+	// Extra holds the message's other fields (name, tool_calls, …) in their order; and content itself where it is null.
+	Extra []Field
+}
+
+// Field is a named JSON value, as it was written.
+type Field struct {
+	Name  string
+	Value json.RawMessage
 }
 
 // Row is one row of a file as it was written. Which fields are set depends on Kind.
@@ -59,8 +65,8 @@ type Row struct {
 	Prompt, Completion string
 	// IDs and Labels of KindTokens, equally long. Without labels in the file every id is its own label.
 	IDs, Labels []int32
-	// Tools is the row's "tools" field as encoding/json decodes it, for templates that list functions; usually nil.
-	Tools any
+	// Tools are the elements of the row's "tools" field as they were written, for templates that list functions; usually nil.
+	Tools []json.RawMessage
 }
 
 // DefaultRoles are the roles that Open accepts unless Options.Roles says otherwise.
@@ -178,17 +184,9 @@ func (d decoder) message(at string, v *value) (m Message, err *posError) {
 		return m, errAt(content.off, "%s.content (role %s) is null", at, m.Role)
 	}
 	for i, key := range v.keys {
-		if key == "role" || key == "content" {
-			continue
+		if item := &v.items[i]; key != "role" && (key != "content" || item.kind == kindNull) {
+			m.Extra = append(m.Extra, Field{key, d.raw(item)})
 		}
-		x, err := d.any(at+"."+key, &v.items[i])
-		if err != nil {
-			return m, err
-		}
-		if m.Extra == nil {
-			m.Extra = map[string]any{}
-		}
-		m.Extra[key] = x
 	}
 	return m, nil
 }
@@ -214,21 +212,23 @@ func (d decoder) content(at string, v *value) (string, *posError) {
 	return b.String(), nil
 }
 
-func (d decoder) tools(row *value) (any, *posError) {
+func (d decoder) tools(row *value) ([]json.RawMessage, *posError) {
 	v := row.field("tools")
 	if v == nil || v.kind == kindNull {
 		return nil, nil
 	}
-	return d.any("tools", v)
+	if v.kind != kindArray {
+		return nil, errAt(v.off, "tools must be an array, got %s", v.kind)
+	}
+	tools := make([]json.RawMessage, len(v.items))
+	for i := range v.items {
+		tools[i] = d.raw(&v.items[i])
+	}
+	return tools, nil
 }
 
-// any decodes a value whose shape is not ours.
-func (d decoder) any(at string, v *value) (x any, _ *posError) {
-	if err := json.Unmarshal(d.src[v.off:v.end], &x); err != nil {
-		return nil, errAt(v.off, "%s: %v", at, err)
-	}
-	return x, nil
-}
+// raw copies a value whose shape is not ours: the source is reused for the next row.
+func (d decoder) raw(v *value) json.RawMessage { return slices.Clone(d.src[v.off:v.end]) }
 
 func (d decoder) tokens(ids, row *value) (Row, *posError) {
 	r := Row{Kind: KindTokens}

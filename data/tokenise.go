@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,14 +22,15 @@ type Example struct {
 	Lengths []int
 }
 
-// Encoders turn text into token ids. Tokenise calls them from TokeniseOptions.Workers goroutines at once.
+// Encoders turn text into token ids. Tokenise calls them from TokeniseOptions.Workers goroutines at once. An error that
+// wraps ErrNoLabels drops the row; any other ends Tokenise.
 type Encoders struct {
 	// Chat renders and encodes a conversation. labels tells for each id whether it counts in the loss. It is needed for
 	// rows with messages. tools is Row.Tools.
-	Chat func(messages []Message, tools any) (ids []int32, labels []bool, err error)
+	Chat func(messages []Message, tools []json.RawMessage) (ids []int32, labels []bool, err error)
 	// ChatPrompt encodes the messages before an answer, with the header that opens it. It is needed only for rows whose
 	// prompt and completion are lists of messages.
-	ChatPrompt func(messages []Message, tools any) (ids []int32, err error)
+	ChatPrompt func(messages []Message, tools []json.RawMessage) (ids []int32, err error)
 	// Text encodes plain text, with the special tokens that the model wants in front of it, but no end-of-sequence.
 	Text func(text string) (ids []int32, err error)
 }
@@ -58,7 +60,8 @@ type Stats struct {
 	LongestBefore int   // length of the longest row before truncation
 }
 
-// ErrNoLabels is returned where not one row of a dataset has a label: nothing could be learned from it.
+// ErrNoLabels is returned where not one row of a dataset has a label: nothing could be learned from it. An encoder returns
+// it for a single row.
 var ErrNoLabels = errors.New("no row has a token that counts in the loss")
 
 // Tokenise encodes every row of d, in order. Rows without a label are dropped and counted. An encoder's error names the
@@ -86,6 +89,9 @@ func Tokenise(ctx context.Context, d *Dataset, enc Encoders, opts TokeniseOption
 					return err
 				}
 				ex, err := enc.encode(row, opts)
+				if errors.Is(err, ErrNoLabels) {
+					continue // out[i] stays empty, and is counted below
+				}
 				if err != nil {
 					return fmt.Errorf("data: tokenise %s:%d: %w", d.path, d.Line(i), err)
 				}

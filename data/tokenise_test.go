@@ -2,6 +2,7 @@ package data_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -26,13 +27,16 @@ func words(text string) ([]int32, error) {
 }
 
 // toy renders a turn as 100, its words, 101, and counts the words and the 101 of assistants in the loss.
-func toy(messages []data.Message, _ any) (ids []int32, on []bool, err error) {
+func toy(messages []data.Message, _ []json.RawMessage) (ids []int32, on []bool, err error) {
 	for _, m := range messages {
 		w, err := words(m.Content)
 		if err != nil {
 			return nil, nil, err
 		}
 		answer := m.Role == "assistant"
+		if m.Content == "mute" {
+			return nil, nil, fmt.Errorf("toy: %w", data.ErrNoLabels)
+		}
 		ids, on = append(ids, 100), append(on, false)
 		for _, id := range append(w, 101) {
 			ids, on = append(ids, id), append(on, answer)
@@ -43,7 +47,7 @@ func toy(messages []data.Message, _ any) (ids []int32, on []bool, err error) {
 
 var encoders = data.Encoders{
 	Chat: toy,
-	ChatPrompt: func(messages []data.Message, tools any) ([]int32, error) {
+	ChatPrompt: func(messages []data.Message, tools []json.RawMessage) ([]int32, error) {
 		ids, _, err := toy(messages, tools)
 		return append(ids, 100), err
 	},
@@ -89,10 +93,10 @@ func TestTokeniseDropsRowsWithoutLabels(t *testing.T) {
 		return fmt.Sprintf(`{"messages":[{"role":"user","content":%q},{"role":"assistant","content":%q}]}`+"\n", question, answer)
 	}
 	long := chat("one two three four five six", "seven") // the answer is cut off
-	examples, stats := tokenise(t, chat("a", "bb")+long+chat("c", "dd ee ff gg"), data.TokeniseOptions{MaxLength: 7})
+	examples, stats := tokenise(t, chat("a", "bb")+long+chat("c", "dd ee ff gg")+chat("mute", "x"), data.TokeniseOptions{MaxLength: 7})
 	require.Len(t, examples, 2)
 	require.Equal(t, int32(1), examples[0].IDs[1])
-	require.Equal(t, data.Stats{Rows: 3, Dropped: 1, Truncated: 2, TokensCut: 6, Tokens: 13, Loss: 5, LongestBefore: 11}, stats)
+	require.Equal(t, data.Stats{Rows: 4, Dropped: 2, Truncated: 2, TokensCut: 6, Tokens: 13, Loss: 5, LongestBefore: 11}, stats)
 
 	// One token has nothing to predict it.
 	_, stats, err := data.Tokenise(t.Context(), open(t, `{"text":"a"}`), encoders, data.TokeniseOptions{})
