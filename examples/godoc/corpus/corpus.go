@@ -40,6 +40,8 @@ type Symbol struct {
 	Signature string
 	// Doc is the whole documentation as paragraphs of plain text.
 	Doc []string
+	// Ambiguous is set where another package has the same base name: crypto/rand and math/rand.
+	Ambiguous bool
 }
 
 // Qualified returns the name as it is written in a program: json.Decoder.Decode, or encoding/json for a package.
@@ -107,10 +109,27 @@ func Load(ctx context.Context, goroot string) ([]Symbol, error) {
 	if err != nil {
 		return nil, fmt.Errorf("corpus: %w", err)
 	}
+	markAmbiguous(symbols)
 	slices.SortStableFunc(symbols, func(a, b Symbol) int {
 		return cmp.Or(cmp.Compare(a.Package, b.Package), cmp.Compare(a.Name, b.Name))
 	})
 	return symbols, nil
+}
+
+// markAmbiguous sets Ambiguous on symbols, but not on packages, whose name is the whole path.
+func markAmbiguous(symbols []Symbol) {
+	owner := map[string]string{}
+	shared := map[string]bool{}
+	for _, s := range symbols {
+		name := base(s.Package)
+		if first, ok := owner[name]; ok && first != s.Package {
+			shared[name] = true
+		}
+		owner[name] = s.Package
+	}
+	for i := range symbols {
+		symbols[i].Ambiguous = symbols[i].Name != "" && shared[base(symbols[i].Package)]
+	}
 }
 
 // loadPackage reads one folder; a folder without Go files for the platform has no symbols.

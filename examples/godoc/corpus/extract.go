@@ -97,19 +97,21 @@ func (c *collector) function(f *doc.Func) string {
 	return text[:at] + base(c.path) + "." + text[at:]
 }
 
-// typeSpec prints the head of a type: the kind of a struct or an interface is enough.
+// typeSpec prints the head of a type; of a struct or an interface only that it is one.
 func (c *collector) typeSpec(spec *ast.TypeSpec) string {
 	head := *spec
 	head.Doc, head.Comment = nil, nil
-	var tail string
 	switch spec.Type.(type) {
 	case *ast.StructType:
-		head.Type, tail = ast.NewIdent("struct"), ""
+		head.Type = ast.NewIdent("struct")
 	case *ast.InterfaceType:
-		head.Type, tail = ast.NewIdent("interface"), ""
+		head.Type = ast.NewIdent("interface")
 	}
-	return "type " + base(c.path) + "." + c.print(&head) + tail
+	return "type " + base(c.path) + "." + c.print(&head)
 }
+
+// oneLine undoes what a parameter list over several lines leaves behind.
+var oneLine = strings.NewReplacer("( ", "(", ", )", ")")
 
 // print renders a node in one line.
 func (c *collector) print(node any) string {
@@ -117,14 +119,14 @@ func (c *collector) print(node any) string {
 	if err := printer.Fprint(&b, c.fset, node); err != nil {
 		return ""
 	}
-	return strings.Join(strings.Fields(b.String()), " ")
+	return oneLine.Replace(strings.Join(strings.Fields(b.String()), " "))
 }
 
-// paragraphs renders a doc comment as plain text, one entry for each paragraph, list or heading-free block. It stops at
-// the first code block: an answer that ends in "for example:" is cut there by the caller's choice of paragraphs.
+// paragraphs renders the beginning of a doc comment, up to its first heading or code block, as plain text: one entry for
+// each paragraph or list.
 func (c *collector) paragraphs(text string) []string {
 	parsed := c.pkg.Parser().Parse(text)
-	printer := &comment.Printer{TextWidth: -1}
+	plain := &comment.Printer{TextWidth: -1}
 	var out []string
 	for _, block := range parsed.Content {
 		switch block.(type) {
@@ -132,11 +134,10 @@ func (c *collector) paragraphs(text string) []string {
 		default: // a heading begins another subject, code is not prose
 			return out
 		}
-		text := strings.TrimSpace(string(printer.Text(&comment.Doc{Content: []comment.Block{block}, Links: parsed.Links})))
+		text := strings.TrimSpace(string(plain.Text(&comment.Doc{Content: []comment.Block{block}, Links: parsed.Links})))
 		if strings.HasPrefix(text, "Deprecated:") && len(out) > 0 {
 			return nil // advice against the symbol is not what to learn about it
 		}
-		// A paragraph that only leads to a code block says nothing by itself.
 		if text != "" {
 			out = append(out, text)
 		}

@@ -53,7 +53,7 @@ var phrasings = map[string][]string{
 	},
 	"type": {
 		"What is the Go type %s?",
-		"What does a %s represent in Go?",
+		"What does the type %s represent in Go?",
 		"Explain the type %s of the standard library.",
 	},
 	"const": {
@@ -69,7 +69,11 @@ var phrasings = map[string][]string{
 // Question asks for a symbol; the seed chooses among several phrasings.
 func Question(s Symbol, seed uint64) string {
 	list := phrasings[s.Kind]
-	return fmt.Sprintf(list[hash("phrasing", s, seed)%uint64(len(list))], s.Qualified())
+	name := s.Qualified()
+	if s.Ambiguous {
+		name += " of package " + s.Package
+	}
+	return fmt.Sprintf(list[hash("phrasing", s, seed)%uint64(len(list))], name)
 }
 
 // Answer is the signature, as many leading paragraphs as fit into maxChars characters, and the address of the page. ok is
@@ -79,38 +83,42 @@ func Answer(s Symbol, maxChars int) (answer string, ok bool) {
 	room := maxChars - utf8.RuneCountInString(head) - utf8.RuneCountInString(tail) - len("\n\n")
 	var body []string
 	for i, p := range s.Doc {
-		n := utf8.RuneCountInString(p) + len("\n\n")
-		if n > room || leadsOn(p) && i > 0 {
+		p, whole := fit(p, room)
+		if p == "" || i > 0 && !whole {
 			break
 		}
 		body = append(body, p)
-		room -= n
+		room -= utf8.RuneCountInString(p) + len("\n\n")
+		if !whole {
+			break
+		}
 	}
 	if len(body) == 0 {
-		first, ok := sentences(s.Doc[0], room-len("\n\n"))
-		if !ok {
-			return "", false
-		}
-		body = []string{first}
+		return "", false
 	}
 	return head + "\n\n" + strings.Join(body, "\n\n") + "\n\n" + tail, true
 }
 
-// leadsOn tells whether a paragraph announces something that is not part of the answer.
-func leadsOn(p string) bool { return strings.HasSuffix(p, ":") }
-
-// sentences returns as many whole sentences as fit.
-func sentences(p string, room int) (string, bool) {
+// fit returns as many leading sentences of a paragraph as fit into room characters, and whether that is all of it. A
+// last sentence that ends in a colon announces something that is not part of the answer, and is left out.
+func fit(p string, room int) (text string, whole bool) {
+	if utf8.RuneCountInString(p)+len("\n\n") <= room && !strings.HasSuffix(p, ":") {
+		return p, true
+	}
 	end := 0
 	for i := range p {
-		if utf8.RuneCountInString(p[:i]) > room {
+		if utf8.RuneCountInString(p[:i])+len("\n\n") > room {
 			break
 		}
-		if i > 1 && p[i] == ' ' && p[i-1] == '.' && !strings.HasSuffix(p[:i], "e.g.") && !strings.HasSuffix(p[:i], "i.e.") {
+		if p[i] == ' ' && sentenceEnds(p[:i]) {
 			end = i
 		}
 	}
-	return p[:end], end > 0
+	return p[:end], false
+}
+
+func sentenceEnds(p string) bool {
+	return strings.HasSuffix(p, ".") && !strings.HasSuffix(p, "e.g.") && !strings.HasSuffix(p, "i.e.")
 }
 
 // Rows makes training and evaluation rows. No symbol is in both, and rows are in an order that mixes the packages, so

@@ -1,0 +1,2 @@
+// Package builtin documents predeclared names.
+package builtin

@@ -1,0 +1,4 @@
+// Tool is a program.
+package main
+
+func main() {}

@@ -1,0 +1,2 @@
+// Package hid is hidden.
+package hid
