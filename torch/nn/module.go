@@ -21,22 +21,35 @@ import (
 	"github.com/gofsdp/gofsdp/torch"
 )
 
-// Param is a cell that holds a parameter or a buffer of a module. Sharding swaps its tensor between this rank's part and
-// the whole; the Param stays.
+// Param is a cell that holds a parameter or a buffer of a module. Sharding swaps its tensor between this rank's rows and
+// the whole; the Param stays. Names on disk and the order of parameters never depend on sharding.
 type Param struct {
-	tensor    *torch.Tensor
-	trainable bool
+	tensor     *torch.Tensor
+	trainable  bool
+	shape      []int64
+	lo, hi     int64
+	replicated bool
 }
 
-// NewParam makes a parameter of t, which must be in no scope. Trainable parameters require grad.
+// NewParam makes a parameter of t, which must be in no scope and may be on the meta device, to be loaded later.
+// Trainable parameters require grad.
 func NewParam(t *torch.Tensor, trainable bool) *Param {
-	p := &Param{}
-	p.trainable = trainable
+	p := &Param{trainable: trainable, shape: t.Shape()}
+	p.hi = p.rows()
 	p.SetTensor(t)
 	return p
 }
 
-// Tensor is the parameter's current value, in no scope.
+// NewReplicatedParam makes a frozen parameter that sharding leaves whole on every rank: small tables that each rank
+// needs to make sense of its own rows.
+func NewReplicatedParam(t *torch.Tensor) *Param {
+	p := NewParam(t, false)
+	p.replicated = true
+	return p
+}
+
+// Tensor is the parameter's current value, in no scope: the rows that this rank owns, or the whole while its unit is
+// gathered.
 func (p *Param) Tensor() *torch.Tensor { return p.tensor }
 
 // SetTensor replaces the value.
@@ -50,6 +63,18 @@ func (p *Param) SetTensor(t *torch.Tensor) {
 // In is the current value bound to scope s, for use in a layer.
 func (p *Param) In(s *torch.Scope) *torch.Tensor { return p.tensor.In(s) }
 
+// Shape is the shape of the whole parameter.
+func (p *Param) Shape() []int64 { return append([]int64(nil), p.shape...) }
+
+// Rows is the half-open range of rows (dimension 0) that this rank owns; all of them where the parameter is not sharded.
+func (p *Param) Rows() (lo, hi int64) { return p.lo, p.hi }
+
+// SetRows records which rows this rank owns. Sharding calls it.
+func (p *Param) SetRows(lo, hi int64) { p.lo, p.hi = lo, hi }
+
+// Replicated tells whether sharding leaves the parameter whole.
+func (p *Param) Replicated() bool { return p.replicated }
+
 // Trainable tells whether the optimiser updates the parameter.
 func (p *Param) Trainable() bool { return p.trainable }
 
@@ -59,6 +84,13 @@ func (p *Param) SetTrainable(on bool) {
 	if p.tensor != nil && p.tensor.IsLeaf() {
 		p.tensor.SetRequiresGrad(on)
 	}
+}
+
+func (p *Param) rows() int64 {
+	if len(p.shape) == 0 {
+		return 1
+	}
+	return p.shape[0]
 }
 
 // Named is a parameter and its path, e.g. "model.layers.0.self_attn.q_proj.weight".
@@ -77,7 +109,7 @@ type NamedModule struct {
 
 var paramType = reflect.TypeFor[*Param]()
 
-// Named lists the parameters of a module in the order of declaration, each once.
+// NamedParams lists the parameters of a module in the order of declaration, each once.
 func NamedParams(module any) []Named {
 	var list []Named
 	index := map[*Param]int{}
