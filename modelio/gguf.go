@@ -52,6 +52,9 @@ func fromGGUF(f *gguf.File) (*Model, error) {
 		w.views[m.name] = View{Name: m.name, DType: "F32", Shape: t.Shape, src: src}
 	}
 	slices.SortStableFunc(w.names, func(a, b string) int { return cmp.Compare(order[a], order[b]) })
+	if err := w.checkShapes(config); err != nil {
+		return nil, err
+	}
 	return &Model{Path: f.Path(), Config: config, Weights: w}, nil
 }
 
