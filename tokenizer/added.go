@@ -28,6 +28,7 @@ type addedTokens struct {
 // addedMatcher finds the leftmost, then longest, added token.
 type addedMatcher struct {
 	root   *trieNode
+	first  [256]*trieNode // root.next, without the cost of a map for every byte of text
 	tokens map[int32]addedToken
 }
 
@@ -50,6 +51,9 @@ func (m *addedMatcher) add(spelling string, id int32, tok addedToken) {
 				node.next = map[byte]*trieNode{}
 			}
 			node.next[spelling[i]] = child
+			if node == m.root {
+				m.first[spelling[i]] = child
+			}
 		}
 		node = child
 	}
@@ -60,7 +64,7 @@ func (m *addedMatcher) add(spelling string, id int32, tok addedToken) {
 // find returns the first match in s at or after from, or start < 0.
 func (m *addedMatcher) find(s string, from int) (start, end int, id int32) {
 	for i := from; i < len(s); i++ {
-		node := m.root.next[s[i]]
+		node := m.first[s[i]]
 		if node == nil {
 			continue
 		}
@@ -168,6 +172,7 @@ func (t *Tokenizer) addTokens(list []addedToken) error {
 		}
 		if p.text != "" {
 			t.added.normalized.add(p.text, id, tok)
+			t.tokens[id] = p.text // decoding gives what was matched
 		}
 	}
 	return nil

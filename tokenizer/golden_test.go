@@ -88,3 +88,28 @@ func TestGoldenSmolLM2Strings(t *testing.T) {
 		c.check(t, tok, EncodeOptions{})
 	}
 }
+
+// TestGoldenSmall covers every kind of component with small vocabularies.
+func TestGoldenSmall(t *testing.T) {
+	for _, name := range []string{"gpt2", "llama3", "qwen2", "digits", "split", "llama2", "metaspace"} {
+		t.Run(name, func(t *testing.T) {
+			tok, cases := small(t, name)
+			require.NotEmpty(t, cases)
+			for _, c := range cases {
+				c.check(t, tok, EncodeOptions{AddSpecialTokens: true})
+			}
+		})
+	}
+}
+
+func small(t testing.TB, name string) (*Tokenizer, []textCase) {
+	t.Helper()
+	var file struct {
+		Tokenizer json.RawMessage
+		Cases     []textCase
+	}
+	readJSON(t, &file, testdata, "tokenizer", "small", name+".json")
+	tok, err := New(Files{TokenizerJSON: file.Tokenizer})
+	require.NoError(t, err)
+	return tok, file.Cases
+}
