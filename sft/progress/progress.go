@@ -1,6 +1,6 @@
 // Package progress shows how a training run goes: one bar on a terminal, plain lines in a log file.
 //
-//	train  40% |████████            | (12/30)  loss 1.7312  lr 1.9e-04  1,234 tok/s  3.2 GiB  left 1m20s
+//	40% |████████            | (12/30) train  loss 1.7312  lr 1.9e-04  1,234 tok/s  3.2 GiB  left 1m20s
 //
 //	train step 12/30  epoch 0.40  loss 1.7312  lr 1.9e-04  grad_norm 0.91  1,234 tok/s  peak 3.2 GiB  left 1m20s
 package progress
@@ -73,7 +73,7 @@ func New(w io.Writer, isTTY bool, total int, desc string) *Reporter {
 			progressbar.OptionSetPredictTime(false),
 			progressbar.OptionSetElapsedTime(false),
 			progressbar.OptionUseANSICodes(true),
-			progressbar.OptionSetTheme(progressbar.ThemeUnicode),
+			progressbar.OptionSetTheme(progressbar.Theme{Saucer: "█", SaucerPadding: " ", BarStart: "|", BarEnd: "|"}),
 		)
 		_ = r.bar.RenderBlank()
 	}
