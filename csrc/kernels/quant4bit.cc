@@ -17,10 +17,11 @@ constexpr std::array<float, 16> kNF4 = {
     -1.0f,         -0.6961928f,  -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
     0.0795803f,    0.1609302f,   0.2461123f,   0.33791524f, 0.44070983f,  0.562617f,    0.72295684f,   1.0f};
 
-// Sign, two exponent bits, one mantissa bit, divided by the largest value (12).
+// Sign, two exponent bits, one mantissa bit, divided by the largest value (12). Code 8 decodes to minus zero, although
+// the map that checkpoints store has plus zero there.
 constexpr std::array<float, 16> kFP4 = {
     0.0f, 0.0625f / 12, 8.0f / 12, 12.0f / 12, 4.0f / 12, 6.0f / 12, 2.0f / 12, 3.0f / 12,
-    0.0f, -0.0625f / 12, -8.0f / 12, -12.0f / 12, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12};
+    -0.0f, -0.0625f / 12, -8.0f / 12, -12.0f / 12, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12};
 
 // A scale below this is treated as this, so that the reciprocal stays finite.
 constexpr float kTiny = 1e-38f;
@@ -282,8 +283,17 @@ void dequantize_absmax(const Scales& scales, int64_t size, float* absmax) {
 // 4 accumulators of 8 lanes read the values in turn. Each accumulator is a cascade of 4 levels: after 2^p additions
 // (p = max(4, ceil(log2(steps)) / 4)) a level is flushed into the next one. At the end the levels are added upwards,
 // vectors that fill no round of 4 go to accumulator 0, then the accumulators, the leftover scalars and the lanes are added.
+// Fewer than 8 values take the scalar path: the same 4 accumulators of one lane.
 float fixed_order_mean(const float* x, int64_t size) {
   constexpr int64_t kAccumulators = 4, kLevels = 4;
+  if (size < kLanes) {
+    float acc[kAccumulators] = {};
+    const int64_t whole = size / kAccumulators * kAccumulators;
+    for (int64_t i = 0; i < size; ++i) {
+      acc[i < whole ? i : 0] += x[i];
+    }
+    return (((acc[0] + acc[1]) + acc[2]) + acc[3]) / static_cast<float>(size);
+  }
   const int64_t vectors = size / kLanes;
   const int64_t steps = vectors / kAccumulators;
   int64_t log2_steps = 0;

@@ -23,7 +23,7 @@ struct Scales {
   float offset = 0;
 };
 
-// The 16 values of a 4-bit type, by code.
+// The 16 values of a 4-bit type, by code. Code 8 of FP4 is minus zero.
 const float* quant4_table(Quant4Type type);
 
 // The 256 values of the signed dynamic 8-bit map, ascending.

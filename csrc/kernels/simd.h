@@ -161,9 +161,10 @@ inline F32x8 abs8(F32x8 v) {
   return bit_cast_to<F32x8>(bit_cast_to<I32x8>(v) & 0x7fffffff);
 }
 
-// e^x with a relative error under 2 ulp. Arguments beyond the fp32 range saturate at e^-87.3 and e^88.7; NaN stays NaN.
+// e^x with a relative error under 2 ulp. Small arguments saturate at e^-87.3 (no subnormals, they are slow), large ones
+// give infinity; NaN stays NaN.
 inline F32x8 exp8(F32x8 x) {
-  const F32x8 low = broadcast(-87.33654f), high = broadcast(88.72283f);
+  const F32x8 low = broadcast(-87.33654f), high = broadcast(89.0f);
   x = x < low ? low : x;
   x = x > high ? high : x;
   // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
