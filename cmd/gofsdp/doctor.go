@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+
+	"github.com/gofsdp/gofsdp/internal/setup"
+)
+
+// doctorCmd is `gofsdp doctor`.
+type doctorCmd struct{}
+
+// Run prints one line per thing that gofsdp needs. It fails if something is missing.
+func (*doctorCmd) Run(ctx context.Context) error {
+	missing := 0
+	line := func(name, found string, err error) {
+		if err != nil {
+			missing++
+			found = "MISSING: " + err.Error()
+		}
+		fmt.Printf("%-18s %s\n", name, found)
+	}
+	line("machine", fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU()), nil)
+	driver := "none: training runs on CPUs"
+	if setup.HasNVIDIADriver() {
+		driver = "found"
+	}
+	line("NVIDIA driver", driver, nil)
+	for _, tool := range setup.Tools(ctx) {
+		line(tool.Name, tool.Version, tool.Err)
+	}
+	state, err := setup.ReadState("")
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errors.New("not set up; run gofsdp setup")
+	}
+	if err == nil {
+		_, err = os.Stat(state.TorchDir)
+	}
+	line("libtorch", state.TorchVersion+" "+state.TorchDir, err)
+	library := state.Library
+	if explicit := os.Getenv("GOFSDP_LIB"); explicit != "" {
+		library = explicit
+	}
+	if err == nil {
+		_, err = os.Stat(library)
+	}
+	line("shim", library, err)
+	if missing > 0 {
+		return fmt.Errorf("doctor: %d of the above are missing", missing)
+	}
+	return nil
+}
