@@ -213,3 +213,11 @@ func (t *Tensor) bytes(op string) []byte {
 	check(op, err)
 	return unsafe.Slice((*byte)(p), n)
 }
+
+// WithHandle calls f with the address of the tensor's at::TensorImpl, valid during the call. It is for packages that hand
+// tensors to other C++ code.
+func (t *Tensor) WithHandle(f func(impl uintptr)) {
+	h := t.use("WithHandle")
+	defer t.done()
+	f(uintptr(h))
+}

@@ -1,0 +1,350 @@
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+	"github.com/gofsdp/gofsdp/torch"
+)
+
+// Error is a collective that failed on this rank.
+type Error struct {
+	Op    string
+	Rank  int
+	Size  int
+	Shape []int64
+	Err   error
+}
+
+// Error names the rank and the collective.
+func (e *Error) Error() string {
+	return fmt.Sprintf("dist: rank %d of %d: %s of shape %v: %v", e.Rank, e.Size, e.Op, e.Shape, e.Err)
+}
+
+// Unwrap leads to the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// ErrAborted is the reason of collectives after Abort.
+var ErrAborted = errors.New("process group was aborted")
+
+// ErrTimeout is the reason of collectives that some rank did not join in time.
+var ErrTimeout = errors.New("timed out: a rank did not take part, or is stuck")
+
+// GlooConfig are the settings of NewGloo. The zero value works on one machine.
+type GlooConfig struct {
+	// Host is a name or address of this machine, which chooses the network interface. Empty: the loopback interface.
+	Host string
+	// Timeout bounds every collective; 0 means DefaultTimeout.
+	Timeout time.Duration
+}
+
+// Gloo is a Group on CPU tensors over TCP.
+type Gloo struct {
+	rank, size int
+	timeout    time.Duration
+
+	mu      sync.Mutex
+	h       capi.Handle
+	aborted error
+}
+
+var _ Group = (*Gloo)(nil)
+
+// NewGloo connects this rank with the other size−1 ranks that use the same store. It returns when all are connected.
+func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*Gloo, error) {
+	if rank < 0 || size < 1 || rank >= size {
+		return nil, fmt.Errorf("dist: rank %d of a group of %d", rank, size)
+	}
+	if c.Host == "" {
+		c.Host = "127.0.0.1"
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = DefaultTimeout
+	}
+	connect := bounded(ctx, c.Timeout)
+	type result struct {
+		h   capi.Handle
+		err error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		h, err := capi.NewGloo(store.h, rank, size, connect.Milliseconds(), c.Host)
+		opened <- result{h, err}
+	}()
+	select {
+	case r := <-opened:
+		if r.err != nil {
+			return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, r.err)
+		}
+		return &Gloo{rank: rank, size: size, timeout: c.Timeout, h: r.h}, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, context.Cause(ctx))
+	}
+}
+
+// Init connects this process as env describes it: a process group over Gloo, or a group of one rank without any network
+// where there is only one. The returned close function leaves the group and the store.
+func Init(ctx context.Context, env Env, timeout time.Duration) (Group, func(context.Context) error, error) {
+	if env.WorldSize == 1 {
+		return NewSingle(), func(context.Context) error { return nil }, nil
+	}
+	store, err := Connect(ctx, env, timeout)
+	if err != nil {
+		return nil, nil, err
+	}
+	host, err := localAddress(env.MasterAddr)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := NewGloo(ctx, store, env.Rank, env.WorldSize, GlooConfig{Host: host, Timeout: timeout})
+	if err != nil {
+		return nil, nil, err
+	}
+	return g, func(ctx context.Context) error { return errors.Join(g.Close(ctx), store.Close(ctx)) }, nil
+}
+
+// localAddress is the address of this machine from which it reaches master.
+func localAddress(master string) (string, error) {
+	conn, err := net.Dial("udp", net.JoinHostPort(master, "9")) // sends nothing: it only picks a route
+	if err != nil {
+		return "", fmt.Errorf("dist: no route to MASTER_ADDR %q: %w", master, err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
+}
+
+// Rank is this process's number in the group.
+func (g *Gloo) Rank() int { return g.rank }
+
+// Size is the number of ranks.
+func (g *Gloo) Size() int { return g.size }
+
+// AllGather implements Group.
+func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, error) {
+	if out.Numel() != int64(g.size)*in.Numel() || out.DType() != in.DType() {
+		return nil, g.fail("all-gather", in, fmt.Errorf("out is %v, needs %d elements of %v", out, int64(g.size)*in.Numel(), in.DType()))
+	}
+	return g.start(ctx, "all-gather", in, func(pg capi.Handle) (h capi.Handle, err error) {
+		out.WithHandle(func(o uintptr) {
+			in.WithHandle(func(i uintptr) { h, err = capi.AllGather(pg, capi.Handle(o), capi.Handle(i)) })
+		})
+		return h, err
+	})
+}
+
+// ReduceScatter implements Group. Gloo has no average: Avg divides after the sum.
+func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op ReduceOp) (Work, error) {
+	if in.Numel() != int64(g.size)*out.Numel() || out.DType() != in.DType() {
+		return nil, g.fail("reduce-scatter", in, fmt.Errorf("out is %v, needs a part in %d of it", out, g.size))
+	}
+	w, err := g.start(ctx, "reduce-scatter", in, func(pg capi.Handle) (h capi.Handle, err error) {
+		out.WithHandle(func(o uintptr) {
+			in.WithHandle(func(i uintptr) { h, err = capi.ReduceScatter(pg, capi.Handle(o), capi.Handle(i), op.code()) })
+		})
+		return h, err
+	})
+	return g.averaged(w, err, out, op)
+}
+
+// AllReduce implements Group.
+func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Work, error) {
+	w, err := g.start(ctx, "all-reduce", t, func(pg capi.Handle) (h capi.Handle, err error) {
+		t.WithHandle(func(x uintptr) { h, err = capi.AllReduce(pg, capi.Handle(x), op.code()) })
+		return h, err
+	})
+	return g.averaged(w, err, t, op)
+}
+
+// Broadcast implements Group.
+func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, error) {
+	if root < 0 || root >= g.size {
+		return nil, g.fail("broadcast", t, fmt.Errorf("root is rank %d", root))
+	}
+	return g.start(ctx, "broadcast", t, func(pg capi.Handle) (h capi.Handle, err error) {
+		t.WithHandle(func(x uintptr) { h, err = capi.Broadcast(pg, capi.Handle(x), root) })
+		return h, err
+	})
+}
+
+// Barrier implements Group.
+func (g *Gloo) Barrier(ctx context.Context) error {
+	return Wait(ctx)(g.start(ctx, "barrier", nil, capi.Barrier))
+}
+
+// Abort implements Group.
+func (g *Gloo) Abort(cause error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.aborted != nil || g.h == 0 {
+		return
+	}
+	g.aborted = ErrAborted
+	if cause != nil {
+		g.aborted = fmt.Errorf("%w: %w", ErrAborted, cause)
+	}
+	_ = capi.AbortGroup(g.h)
+}
+
+// Close implements Group.
+func (g *Gloo) Close(context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.h != 0 {
+		capi.FreeGroup(g.h)
+		g.h = 0
+	}
+	return nil
+}
+
+func (op ReduceOp) code() int {
+	switch op {
+	case Min:
+		return capi.ReduceMin
+	case Max:
+		return capi.ReduceMax
+	}
+	return capi.ReduceSum
+}
+
+func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, error) {
+	if err != nil || op != Avg {
+		return w, err
+	}
+	return &then{w, func() error {
+		return torch.Try(func() { torch.NoGrad(func() { t.VariableData().DivScalarInPlace(float64(g.size)) }) })
+	}}, nil
+}
+
+func (g *Gloo) fail(op string, t *torch.Tensor, err error) error {
+	e := &Error{Op: op, Rank: g.rank, Size: g.size, Err: err}
+	if t != nil && !t.Freed() {
+		e.Shape = t.Shape()
+	}
+	return e
+}
+
+func (g *Gloo) start(ctx context.Context, op string, t *torch.Tensor, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return nil, g.fail(op, t, context.Cause(ctx))
+	case g.aborted != nil:
+		return nil, g.fail(op, t, g.aborted)
+	case g.h == 0:
+		return nil, g.fail(op, t, errors.New("the process group is closed"))
+	}
+	h, err := f(g.h)
+	if err != nil {
+		return nil, g.fail(op, t, err)
+	}
+	return &glooWork{g: g, h: h, op: op, t: t, deadline: time.Now().Add(g.timeout)}, nil
+}
+
+type glooWork struct {
+	g        *Gloo
+	h        capi.Handle
+	op       string
+	t        *torch.Tensor
+	deadline time.Time
+}
+
+// Wait implements Work. It looks at ctx several times a second: a rank whose job is cancelled does not sit in a
+// collective that its peers never join.
+func (w *glooWork) Wait(ctx context.Context) error {
+	defer capi.FreeWork(w.h)
+	for {
+		done, err := capi.WaitWork(w.h, 200)
+		if err != nil {
+			if isTimeout(err) {
+				err = fmt.Errorf("%w (%v): %w", ErrTimeout, w.g.timeout, err)
+			}
+			return w.g.fail(w.op, w.t, err)
+		}
+		if done {
+			return nil
+		}
+		if ctx.Err() != nil {
+			err := w.g.fail(w.op, w.t, context.Cause(ctx))
+			w.g.Abort(err)
+			return err
+		}
+		if time.Now().After(w.deadline) {
+			err := w.g.fail(w.op, w.t, fmt.Errorf("%w (%v)", ErrTimeout, w.g.timeout))
+			w.g.Abort(err)
+			return err
+		}
+	}
+}
+
+// then is work with something to do afterwards.
+type then struct {
+	Work
+	f func() error
+}
+
+func (t *then) Wait(ctx context.Context) error {
+	if err := t.Work.Wait(ctx); err != nil {
+		return err
+	}
+	return t.f()
+}
+
+// Single is the group of one rank: collectives are copies.
+type Single struct{}
+
+var _ Group = Single{}
+
+// NewSingle makes a group of one rank.
+func NewSingle() Single { return Single{} }
+
+// Rank implements Group.
+func (Single) Rank() int { return 0 }
+
+// Size implements Group.
+func (Single) Size() int { return 1 }
+
+type done struct{}
+
+func (done) Wait(context.Context) error { return nil }
+
+// AllGather implements Group.
+func (Single) AllGather(_ context.Context, out, in *torch.Tensor) (Work, error) {
+	return done{}, copyInto(out, in)
+}
+
+// ReduceScatter implements Group.
+func (Single) ReduceScatter(_ context.Context, out, in *torch.Tensor, _ ReduceOp) (Work, error) {
+	return done{}, copyInto(out, in)
+}
+
+// AllReduce implements Group.
+func (Single) AllReduce(context.Context, *torch.Tensor, ReduceOp) (Work, error) { return done{}, nil }
+
+// Broadcast implements Group.
+func (Single) Broadcast(context.Context, *torch.Tensor, int) (Work, error) { return done{}, nil }
+
+// Barrier implements Group.
+func (Single) Barrier(context.Context) error { return nil }
+
+// Abort implements Group.
+func (Single) Abort(error) {}
+
+// Close implements Group.
+func (Single) Close(context.Context) error { return nil }
+
+func copyInto(out, in *torch.Tensor) error {
+	return torch.Try(func() {
+		torch.NoGrad(func() {
+			s := torch.NewScope(nil)
+			defer s.Close()
+			o := out.VariableData().In(s)
+			o.View(-1).Copy(in.In(s).Detach().Reshape(-1))
+		})
+	})
+}

@@ -1,0 +1,200 @@
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+)
+
+// DefaultTimeout bounds rendezvous and collectives where nothing else is said, as in PyTorch.
+const DefaultTimeout = 30 * time.Minute
+
+// goodbyeTimeout is how long the rank that serves the store waits for the others to say that they are done.
+const goodbyeTimeout = 10 * time.Second
+
+// Store is where ranks meet: a small table of keys that all of them can read, write and wait for.
+type Store struct {
+	h      capi.Handle
+	rank   int
+	size   int
+	server bool // this process serves the store to the others
+	root   *Store
+}
+
+// NewHashStore makes a store inside the process, for ranks that are goroutines. They share the value.
+func NewHashStore() (*Store, error) {
+	if err := capi.Load(); err != nil {
+		return nil, err
+	}
+	h, err := capi.HashStore()
+	if err != nil {
+		return nil, fmt.Errorf("dist: make a store: %w", err)
+	}
+	return &Store{h: h, size: 1}, nil
+}
+
+// Connect opens the store that env names: rank 0 serves it, unless the launcher does. It returns when every rank has
+// connected, and fails when ctx ends or after timeout (0: DefaultTimeout).
+func Connect(ctx context.Context, env Env, timeout time.Duration) (*Store, error) {
+	if err := capi.Load(); err != nil {
+		return nil, err
+	}
+	timeout = bounded(ctx, timeout)
+	server := env.Rank == 0 && !env.UseAgentStore
+	type result struct {
+		h   capi.Handle
+		err error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		h, err := capi.TCPStore(env.MasterAddr, env.MasterPort, server, 0, timeout.Milliseconds())
+		opened <- result{h, err}
+	}()
+	var r result
+	select {
+	case r = <-opened:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("dist: rank %d: connect to the store at %s:%d: %w", env.Rank, env.MasterAddr, env.MasterPort, context.Cause(ctx))
+	}
+	if r.err != nil {
+		what := "connect to"
+		if server {
+			what = "serve"
+		}
+		return nil, fmt.Errorf("dist: rank %d of %d: %s the store at %s:%d: %w", env.Rank, env.WorldSize, what, env.MasterAddr, env.MasterPort, r.err)
+	}
+	root := &Store{h: r.h, rank: env.Rank, size: env.WorldSize, server: server}
+	s, err := root.Prefix("attempt-" + strconv.Itoa(env.RestartCount))
+	if err != nil {
+		return nil, err
+	}
+	s.root = root
+	if err := s.meet(ctx, timeout); err != nil {
+		s.release()
+		return nil, err
+	}
+	return s, nil
+}
+
+// meet waits until every rank has arrived, so that a missing one is named.
+func (s *Store) meet(ctx context.Context, timeout time.Duration) error {
+	if err := s.Set("here/"+strconv.Itoa(s.rank), []byte{1}); err != nil {
+		return err
+	}
+	deadline := time.Now().Add(timeout)
+	for rank := range s.size {
+		for {
+			slice := min(500*time.Millisecond, max(time.Millisecond, time.Until(deadline)))
+			_, err := s.get("here/"+strconv.Itoa(rank), slice)
+			if err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return fmt.Errorf("dist: rank %d: waiting for rank %d of %d: %w", s.rank, rank, s.size, context.Cause(ctx))
+			}
+			if !isTimeout(err) || time.Now().After(deadline) {
+				return fmt.Errorf("dist: rank %d: rank %d of %d did not arrive within %v: %w", s.rank, rank, s.size, timeout, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Prefix is a view of the store in which every key starts with name.
+func (s *Store) Prefix(name string) (*Store, error) {
+	h, err := capi.PrefixStore(s.h, name)
+	if err != nil {
+		return nil, fmt.Errorf("dist: prefix store %q: %w", name, err)
+	}
+	return &Store{h: h, rank: s.rank, size: s.size}, nil
+}
+
+// Set stores value under key.
+func (s *Store) Set(key string, value []byte) error {
+	if err := capi.StoreSet(s.h, key, value); err != nil {
+		return fmt.Errorf("dist: rank %d: store %q: %w", s.rank, key, err)
+	}
+	return nil
+}
+
+// Get waits for key, until ctx ends or timeout passes (0: DefaultTimeout), and returns its value.
+func (s *Store) Get(ctx context.Context, key string, timeout time.Duration) ([]byte, error) {
+	deadline := time.Now().Add(bounded(ctx, timeout))
+	for {
+		v, err := s.get(key, min(500*time.Millisecond, max(time.Millisecond, time.Until(deadline))))
+		if err == nil {
+			return v, nil
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("dist: rank %d: wait for %q in the store: %w", s.rank, key, context.Cause(ctx))
+		}
+		if !isTimeout(err) || time.Now().After(deadline) {
+			return nil, fmt.Errorf("dist: rank %d: wait for %q in the store: %w", s.rank, key, err)
+		}
+	}
+}
+
+func (s *Store) get(key string, timeout time.Duration) ([]byte, error) {
+	return capi.StoreGet(s.h, key, max(1, timeout.Milliseconds()))
+}
+
+// Add adds delta to the counter under key and returns the sum.
+func (s *Store) Add(key string, delta int64) (int64, error) {
+	v, err := capi.StoreAdd(s.h, key, delta)
+	if err != nil {
+		return 0, fmt.Errorf("dist: rank %d: add to %q in the store: %w", s.rank, key, err)
+	}
+	return v, nil
+}
+
+// Close leaves the store. The rank that serves it waits until the others have left, for a bounded time: if it went
+// first, their last requests would fail.
+func (s *Store) Close(ctx context.Context) error {
+	defer s.release()
+	if s.root == nil || s.size < 2 {
+		return nil
+	}
+	if err := s.Set("done/"+strconv.Itoa(s.rank), []byte{1}); err != nil {
+		return nil // the server is gone: there is nobody to say goodbye to
+	}
+	if !s.server {
+		return nil
+	}
+	for rank := range s.size {
+		if _, err := s.Get(ctx, "done/"+strconv.Itoa(rank), goodbyeTimeout); err != nil {
+			return fmt.Errorf("dist: rank %d left the store before rank %d had said goodbye: %w", s.rank, rank, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) release() {
+	if s.h == 0 {
+		return
+	}
+	capi.FreeStore(s.h)
+	s.h = 0
+	if s.root != nil {
+		s.root.release()
+	}
+}
+
+// bounded is timeout, or DefaultTimeout for 0, cut to what ctx leaves.
+func bounded(ctx context.Context, timeout time.Duration) time.Duration {
+	if timeout <= 0 {
+		timeout = DefaultTimeout
+	}
+	if d, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(d))
+	}
+	return max(timeout, time.Millisecond)
+}
+
+func isTimeout(err error) bool {
+	var ce *capi.Error
+	return errors.As(err, &ce) && ce.Kind == capi.KindTimeout
+}
