@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"context"
 	"reflect"
 
 	"github.com/gofsdp/gofsdp/torch"
@@ -8,6 +9,8 @@ import (
 
 // Call is the context of one forward pass. It is passed down from layer to layer.
 type Call struct {
+	// Context ends waits for other ranks inside hooks, in the forward and in its backward. Nil never ends.
+	Context context.Context
 	// Scope is where the running layer's temporaries live. Layers bind their parameters with p.In(c.Scope).
 	Scope *torch.Scope
 	// Training switches dropout on.
@@ -16,6 +19,14 @@ type Call struct {
 	Generator *torch.Generator
 	// Recomputing is true while activation checkpointing runs a layer again inside backward.
 	Recomputing bool
+}
+
+// Ctx is Context, or a context that never ends.
+func (c *Call) Ctx() context.Context {
+	if c.Context == nil {
+		return context.Background()
+	}
+	return c.Context
 }
 
 // with is a copy of the call for a scope.
