@@ -2,7 +2,7 @@
 //
 //	rows, err := data.Open("train.jsonl")                       // index and check every row
 //	examples, stats, err := data.Tokenise(ctx, rows, enc, opts)  // ids and labels
-//	examples = data.Pack(examples, data.PackOptions{Length: 2048})
+//	examples, packed, err := data.Pack(examples, data.PackOptions{Length: 2048})
 //	sampler, err := data.NewSampler(data.SamplerConfig{Rows: len(examples), BatchSize: 2, World: 8, Rank: rank})
 //	loader := data.NewLoader(data.Examples(examples), sampler, data.LoaderConfig{})
 //	batch, err := loader.Next(ctx)

@@ -94,6 +94,9 @@ func load(src Source, sampler *Sampler, opts CollateOptions) (Batch, error) {
 	rows := sampler.Next()
 	examples := make([]Example, len(rows))
 	for i, row := range rows {
+		if row >= src.Len() {
+			return Batch{}, fmt.Errorf("data: load row %d of %d: the sampler was made for more rows", row, src.Len())
+		}
 		var err error
 		if examples[i], err = src.Example(row); err != nil {
 			return Batch{}, fmt.Errorf("data: load row %d: %w", row, err)

@@ -222,6 +222,13 @@ func TestLoaderReportsErrorsAndCancels(t *testing.T) {
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
 
+	s, err = data.NewSampler(data.SamplerConfig{Rows: 9, BatchSize: 9})
+	require.NoError(t, err)
+	l = data.NewLoader(someExamples(5), s, data.LoaderConfig{})
+	_, err = l.Next(t.Context())
+	require.ErrorContains(t, err, "the sampler was made for more rows")
+	require.NoError(t, l.Close())
+
 	// Close ends a loader whose batches nobody takes.
 	s, err = data.NewSampler(data.SamplerConfig{Rows: 5, BatchSize: 1})
 	require.NoError(t, err)

@@ -73,6 +73,7 @@ func New(w io.Writer, isTTY bool, total int, desc string) *Reporter {
 			progressbar.OptionSetPredictTime(false),
 			progressbar.OptionSetElapsedTime(false),
 			progressbar.OptionUseANSICodes(true),
+			progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine that draws beside us
 			progressbar.OptionSetTheme(progressbar.Theme{Saucer: "█", SaucerPadding: " ", BarStart: "|", BarEnd: "|"}),
 		)
 		_ = r.bar.RenderBlank()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 )
 
 // clock advances by hand.
@@ -107,6 +108,7 @@ func TestBarOnATerminal(t *testing.T) {
 }
 
 func TestBarOfUnknownLengthAndTooManySteps(t *testing.T) {
+	defer goleak.VerifyNone(t)
 	for _, total := range []int{0, 2} {
 		var out bytes.Buffer
 		r, _ := reporter(&out, true, total)
