@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -60,30 +61,45 @@ torch::autograd::Engine& go_engine() {
   return *engine;
 }
 
+// libtorch has one post-accumulate hook per leaf; this one calls any number of Go values, in the order of registration.
 struct GoPostAccumulate final : torch::autograd::PostAccumulateGradHook {
-  GoHandle owner;
-  explicit GoPostAccumulate(uint64_t h) : owner(h) {}
+  std::vector<std::shared_ptr<GoHandle>> owners;  // null where a hook was removed
   void operator()(const at::Tensor& t) override {
-    int64_t in = own(t);
-    call_go(owner.h, GF_EV_POST_ACCUMULATE, &in, 1, nullptr, 0);
+    auto now = owners;  // a hook may add and remove hooks
+    for (auto& owner : now) {
+      if (!owner) continue;
+      int64_t in = own(t);
+      call_go(owner->h, GF_EV_POST_ACCUMULATE, &in, 1, nullptr, 0);
+    }
+  }
+  static GoPostAccumulate* of(const at::Tensor& leaf) {
+    return dynamic_cast<GoPostAccumulate*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
   }
 };
 
 // A node whose backward is a Go func. The Go value lives until the node dies: cgo handles are freed by C++, since only
-// C++ knows when the graph is gone.
+// C++ knows when the graph is gone. What backward needs is kept as SavedVariables, so that saved-tensor hooks (activation
+// checkpointing, offload) and the check for changes in place see it as they see any operator's.
 struct GoFunction final : torch::autograd::Node {
   GoHandle owner;
+  std::vector<torch::autograd::SavedVariable> saved;
   explicit GoFunction(uint64_t h) : owner(h) {}
   std::string name() const override { return "GoFunctionBackward"; }
   variable_list apply(variable_list&& grads) override {
+    variable_list kept;
+    for (auto& s : saved) kept.push_back(s.unpack());
     std::vector<int64_t> in;
     for (auto& g : grads) in.push_back(own(std::move(g)));
+    for (auto& t : kept) in.push_back(own(std::move(t)));
     std::vector<int64_t> out(num_outputs(), 0);
     call_go(owner.h, GF_EV_BACKWARD, in.data(), static_cast<int64_t>(in.size()), out.data(),
             static_cast<int64_t>(out.size()));
     variable_list result;
     for (int64_t h : out) result.push_back(take(h));
     return result;
+  }
+  void release_variables() override {
+    for (auto& s : saved) s.reset_data();
   }
 };
 
@@ -173,33 +189,53 @@ gf_ret gf_tensor_hook_remove(int64_t t, int64_t id) {
   return guard([&] { borrow(t).remove_hook(static_cast<unsigned>(id)); });
 }
 
+// Returns an id for gf_post_accumulate_hook_remove.
 gf_ret gf_post_accumulate_hook(int64_t t, uint64_t handle) {
+  auto owner = std::make_shared<GoHandle>(handle);
   return guard([&] {
-    auto hook = std::make_unique<GoPostAccumulate>(handle);
     at::Tensor leaf = borrow(t);
     TORCH_CHECK(leaf.is_leaf() && leaf.requires_grad(), "post-accumulate hooks need a leaf that requires grad");
-    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(hook));
+    if (!GoPostAccumulate::of(leaf))
+      torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<GoPostAccumulate>());
+    auto& owners = GoPostAccumulate::of(leaf)->owners;
+    owners.push_back(owner);
+    return static_cast<int64_t>(owners.size() - 1);
   });
 }
 
-// Makes outputs (computed by Go without recording) the results of a node whose backward is the Go value behind handle.
-// wrapped receives new handles, which alias the outputs' storage.
-gf_ret gf_function_apply(uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out,
-                         int64_t* wrapped) {
+gf_ret gf_post_accumulate_hook_remove(int64_t t, int64_t id) {
+  return guard([&] {
+    auto* hook = GoPostAccumulate::of(borrow(t));
+    TORCH_CHECK(hook && id >= 0 && id < static_cast<int64_t>(hook->owners.size()), "no post-accumulate hook ", id);
+    hook->owners[id].reset();
+  });
+}
+
+// Makes outputs (computed by Go without recording) the results of a node on inputs whose backward is the Go value behind
+// handle and which keeps saved. wrapped receives new handles, which alias the outputs' storage.
+gf_ret gf_function_record(uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out,
+                          const int64_t* saved, int64_t n_saved, int64_t* wrapped) {
   return guard([&] {
     auto node = c10::make_intrusive<GoFunction>(handle);
     variable_list in = borrow_all(inputs, n_in);
     bool record = at::GradMode::is_enabled() && torch::autograd::any_variable_requires_grad(in);
-    if (record) node->set_next_edges(torch::autograd::collect_next_edges(in));
-    for (int64_t i = 0; i < n_out; i++) {
-      at::Tensor t = borrow(outputs[i]).detach();
+    if (record) {
+      node->set_next_edges(torch::autograd::collect_next_edges(in));
+      for (auto& t : borrow_all(saved, n_saved))
+        node->saved.emplace_back(t.defined() ? t.detach() : t, /*is_output=*/false);
+    }
+    variable_list out;
+    for (auto& o : borrow_all(outputs, n_out)) {
+      TORCH_CHECK(o.defined(), "an output of a function is nil");
+      at::Tensor t = o.detach();
       if (record && torch::autograd::isDifferentiableType(t.scalar_type())) {
         torch::autograd::set_history(t, node);
       } else if (record) {
         node->add_input_metadata(torch::autograd::Node::undefined_input());
       }
-      wrapped[i] = own(std::move(t));
+      out.push_back(std::move(t));
     }
+    for (int64_t i = 0; i < n_out; i++) wrapped[i] = own(std::move(out[i]));
   });
 }
 

@@ -3,15 +3,16 @@
 // Note [Block cache]
 // A training step allocates and frees the same large sizes once per decoder layer. With malloc each of them is mapped and
 // unmapped by the kernel (page faults cost more CPU than the arithmetic on small layers), or it fragments the heap. So
-// freed blocks of at least kMinCached bytes wait in a list per exact size, up to a budget; a request of the same size
-// takes one from there. The budget is small, so the cache adds little to the peak, and gf_memory_trim empties it.
+// freed blocks of at least kMinCached bytes wait in a list, oldest first, up to a budget; a request of exactly the same
+// size takes the newest one, whose pages are warm. What does not fit pushes the oldest out, so sizes that only loading
+// needed do not fill the cache for ever. The budget is small, so the cache adds little to the peak; gf_memory_trim
+// empties it.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <malloc.h>
 
 #include <atomic>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "internal.h"
@@ -39,57 +40,78 @@ Counter& counter() {
   return *c;
 }
 
-// BlockCache hands out raw blocks. A block starts with a 64-byte header that holds its size.
+// Block is the header in front of a tensor's data.
+struct alignas(kAlignment) Block {
+  size_t total;  // of the allocation, with this header
+  size_t bytes;  // that the tensor asked for
+  void* data() { return this + 1; }
+  static Block* of(void* data) { return static_cast<Block*>(data) - 1; }
+};
+static_assert(sizeof(Block) == kAlignment);
+
 class BlockCache {
  public:
-  void* get(size_t n) {
-    size_t total = round_up(n);
-    if (total >= kMinCached) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto it = free_.find(total);
-      if (it != free_.end() && !it->second.empty()) {
-        void* block = it->second.back();
-        it->second.pop_back();
-        cached_ -= total;
-        return block;
-      }
-    }
-    void* block = nullptr;
-    if (::posix_memalign(&block, kAlignment, total) != 0) {
+  BlockCache() { free_.reserve(kCacheBudget / kMinCached + 1); }  // put must not throw: it runs in destructors
+
+  Block* get(size_t bytes) {
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes < SIZE_MAX / 2, "cannot allocate memory: ", bytes, " bytes for a CPU tensor");
+    size_t total = (bytes + sizeof(Block) + kAlignment - 1) / kAlignment * kAlignment;
+    Block* block = total >= kMinCached ? take(total) : nullptr;
+    if (!block) block = allocate(total);
+    if (!block) {
       trim();
-      if (::posix_memalign(&block, kAlignment, total) != 0)
-        TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate memory: ", n, " bytes for a CPU tensor");
+      block = allocate(total);
     }
-    *static_cast<size_t*>(block) = total;
+    TORCH_CHECK_WITH(OutOfMemoryError, block, "cannot allocate memory: ", bytes, " bytes for a CPU tensor");
+    block->total = total;
+    block->bytes = bytes;
     return block;
   }
-  void put(void* block) {
-    size_t total = *static_cast<size_t*>(block);
-    if (total >= kMinCached) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (cached_ + total <= kCacheBudget) {
-        free_[total].push_back(block);
-        cached_ += total;
-        return;
-      }
+
+  void put(Block* block) noexcept {
+    size_t total = block->total;
+    if (total < kMinCached || total > kCacheBudget) {
+      std::free(block);
+      return;
     }
-    std::free(block);
+    std::lock_guard<std::mutex> lock(mutex_);
+    size_t evicted = 0;
+    for (; cached_ + total > kCacheBudget; evicted++) {
+      cached_ -= free_[evicted]->total;
+      std::free(free_[evicted]);
+    }
+    free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(evicted));
+    free_.push_back(block);
+    cached_ += total;
   }
+
   void trim() {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [size, blocks] : free_) {
-      for (void* b : blocks) std::free(b);
-      blocks.clear();
-    }
+    for (Block* b : free_) std::free(b);
+    free_.clear();
     cached_ = 0;
     ::malloc_trim(0);
   }
-  static size_t size_of(void* block) { return *static_cast<size_t*>(block); }
 
  private:
-  static size_t round_up(size_t n) { return (n + 2 * kAlignment - 1) / kAlignment * kAlignment; }
+  static Block* allocate(size_t total) {
+    void* p = nullptr;
+    return ::posix_memalign(&p, kAlignment, total) == 0 ? static_cast<Block*>(p) : nullptr;
+  }
+  Block* take(size_t total) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = free_.size(); i-- > 0;) {
+      Block* b = free_[i];
+      if (b->total != total) continue;
+      free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+      cached_ -= total;
+      return b;
+    }
+    return nullptr;
+  }
+
   std::mutex mutex_;
-  std::unordered_map<size_t, std::vector<void*>> free_;
+  std::vector<Block*> free_;  // oldest first
   size_t cached_ = 0;
 };
 
@@ -100,18 +122,17 @@ BlockCache& cache() {
 
 void release(void* data) {
   if (!data) return;
-  void* block = static_cast<char*>(data) - kAlignment;
-  counter().live.fetch_sub(static_cast<int64_t>(BlockCache::size_of(block)));
+  Block* block = Block::of(data);
+  counter().live.fetch_sub(static_cast<int64_t>(block->bytes));
   cache().put(block);
 }
 
 struct CountingAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
-    void* block = cache().get(n);
-    counter().add(static_cast<int64_t>(BlockCache::size_of(block)));
-    void* data = static_cast<char*>(block) + kAlignment;
-    return {data, data, &release, c10::Device(c10::kCPU)};
+    Block* block = cache().get(n);
+    counter().add(static_cast<int64_t>(n));
+    return {block->data(), block->data(), &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dst, const void* src, std::size_t n) const override { std::memcpy(dst, src, n); }

@@ -54,6 +54,7 @@ namespace {
 struct Op {
   c10::OperatorHandle handle;
   std::vector<int> position;
+  std::vector<std::string> names;
 };
 
 double bits_to_double(int64_t b) {
@@ -217,6 +218,18 @@ void write_value(const c10::IValue& v, std::vector<int64_t>& out) {
   }
 }
 
+// Releases the tensors of a stream of results that Go will not see.
+void free_tensors(const std::vector<int64_t>& s) {
+  for (size_t i = 0; i < s.size();) {
+    int64_t tag = s[i++];
+    size_t n = tag == GF_NONE ? 0 : 1;
+    if (tag == GF_TENSOR_LIST || tag == GF_INT_LIST) n = static_cast<size_t>(s[i++]);
+    if (tag == GF_TENSOR || tag == GF_TENSOR_LIST)
+      for (size_t j = 0; j < n; j++) take(s[i + j]);
+    i += n;
+  }
+}
+
 int64_t copy_text(const std::string& text, char* out, int64_t cap) {
   TORCH_CHECK(static_cast<int64_t>(text.size()) < cap, "text of ", text.size(), " bytes does not fit");
   std::memcpy(out, text.c_str(), text.size() + 1);
@@ -279,7 +292,7 @@ gf_ret gf_test_throw(int64_t what) {
 gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names) {
   return guard([&] {
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    auto op = std::make_unique<Op>(Op{handle, {}});
+    auto op = std::make_unique<Op>(Op{handle, {}, {}});
     const auto& args = handle.schema().arguments();
     std::istringstream names(arg_names);
     for (std::string want; std::getline(names, want, ',');) {
@@ -287,6 +300,7 @@ gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names)
       for (size_t i = 0; i < args.size(); i++)
         if (args[i].name() == want) found = static_cast<int>(i);
       op->position.push_back(found);  // -1: allowed only while the value is the default
+      op->names.push_back(want);
     }
     return reinterpret_cast<int64_t>(op.release());
   });
@@ -302,6 +316,7 @@ gf_ret gf_op_schema(const char* name, const char* overload, char* out, int64_t c
 
 gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int64_t cap) {
   return guard([&] {
+    TORCH_CHECK(h != 0, "the operator is nil");
     const Op& op = *reinterpret_cast<Op*>(h);
     const auto& schema = op.handle.schema();
     const auto& formals = schema.arguments();
@@ -318,7 +333,7 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
       TORCH_CHECK(i < op.position.size(), schema.name(), ": more arguments than names");
       int at = op.position[i];
       if (at < 0) {
-        TORCH_CHECK(*r.p == GF_DEFAULT, schema.name(), ": this libtorch has no such argument (number ", i, ")");
+        TORCH_CHECK(*r.p == GF_DEFAULT, schema.name(), ": this libtorch has no argument ", op.names[i], ", which was given");
         r.next();
         continue;
       }
@@ -333,14 +348,23 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
     op.handle.callBoxed(stack);
     std::vector<int64_t> out;
     out.reserve(2 * stack.size());
-    for (auto& v : stack) write_value(v, out);
+    try {
+      for (auto& v : stack) write_value(v, out);
+    } catch (...) {
+      free_tensors(out);
+      throw;
+    }
     auto words = static_cast<int64_t>(out.size());
     if (words <= cap) {
       std::memcpy(rets, out.data(), words * sizeof(int64_t));
       return words;
     }
     auto* buffer = static_cast<int64_t*>(std::malloc(words * sizeof(int64_t)));
-    if (!buffer) throw std::bad_alloc();
+    if (!buffer || cap < 2) {
+      std::free(buffer);
+      free_tensors(out);
+      throw std::bad_alloc();
+    }
     std::memcpy(buffer, out.data(), words * sizeof(int64_t));
     rets[0] = reinterpret_cast<int64_t>(buffer);
     rets[1] = words;

@@ -30,16 +30,12 @@ func (t *Tensor) Backward(options ...BackwardOptions) {
 // BackwardAll is Backward from several roots. grads is nil, or has one gradient per root.
 func BackwardAll(roots, grads []*Tensor, o BackwardOptions) {
 	const op = "backward"
-	enc := encoder{op: op}
-	defer enc.done()
-	rh := make([]capi.Handle, len(roots))
-	for i, t := range roots {
-		rh[i] = capi.Handle(enc.tensor(t))
+	if len(roots) == 0 {
+		fail(op, ErrArgument, "no roots")
 	}
-	var gh []capi.Handle
-	for _, g := range grads {
-		gh = append(gh, capi.Handle(enc.tensor(g)))
-	}
+	enc := newEncoder(op)
+	defer enc.close()
+	rh, gh := enc.handles(roots), enc.handles(grads)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	check(op, capi.Backward(rh, gh, o.RetainGraph, o.CreateGraph))
@@ -56,27 +52,14 @@ type GradOptions struct {
 // Grad gives the gradients of outputs with respect to inputs without touching the leaves.
 func Grad(outputs, inputs []*Tensor, o GradOptions) []*Tensor {
 	const op = "grad"
-	enc := encoder{op: op}
-	defer enc.done()
-	var oh, gh, ih []capi.Handle
-	for _, t := range outputs {
-		oh = append(oh, capi.Handle(enc.tensor(t)))
-	}
-	for _, t := range o.GradOutputs {
-		gh = append(gh, capi.Handle(enc.tensor(t)))
-	}
-	for _, t := range inputs {
-		ih = append(ih, capi.Handle(enc.tensor(t)))
-	}
+	enc := newEncoder(op)
+	defer enc.close()
+	oh, gh, ih := enc.handles(outputs), enc.handles(o.GradOutputs), enc.handles(inputs)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := capi.GradOf(oh, gh, ih, o.RetainGraph, o.CreateGraph, o.AllowUnused)
 	check(op, err)
-	list := make([]*Tensor, len(out))
-	for i, h := range out {
-		list[i] = wrapHandle(h, enc.scope)
-	}
-	return list
+	return wrapAll(out, enc.scope)
 }
 
 // SetRequiresGrad marks a leaf for autograd and returns it.
@@ -145,17 +128,18 @@ func DetectAnomaly(f func()) {
 	f()
 }
 
-// Hook is a registered tensor hook.
+// Hook is a registered hook of a tensor.
 type Hook struct {
-	t  *Tensor
-	id int64
+	t      *Tensor
+	id     int64
+	remove func(capi.Handle, int64) error
 }
 
 // Remove undoes the registration.
 func (h *Hook) Remove() {
 	th := h.t.use("Hook.Remove")
 	defer h.t.done()
-	check("Hook.Remove", capi.UnhookTensor(th, h.id))
+	check("Hook.Remove", h.remove(th, h.id))
 }
 
 // RegisterHook calls f with the gradient of t each time it is computed. The gradient belongs to a scope that is closed
@@ -165,7 +149,7 @@ func (t *Tensor) RegisterHook(f func(grad *Tensor) (*Tensor, error)) *Hook {
 	defer t.done()
 	id, err := capi.HookTensor(h, tensorHook(f))
 	check("RegisterHook", err)
-	return &Hook{t: t, id: id}
+	return &Hook{t, id, capi.UnhookTensor}
 }
 
 type tensorHook func(*Tensor) (*Tensor, error)
@@ -183,11 +167,14 @@ func (f tensorHook) Call(_ capi.Event, in, out []int64) error {
 	return nil
 }
 
-// RegisterPostAccumulateGradHook calls f with the leaf after a gradient was accumulated into it.
-func (t *Tensor) RegisterPostAccumulateGradHook(f func(leaf *Tensor) error) {
+// RegisterPostAccumulateGradHook calls f with the leaf each time a gradient was accumulated into it. Several hooks run in
+// the order of their registration. An error ends the backward.
+func (t *Tensor) RegisterPostAccumulateGradHook(f func(leaf *Tensor) error) *Hook {
 	h := t.use("RegisterPostAccumulateGradHook")
 	defer t.done()
-	check("RegisterPostAccumulateGradHook", capi.HookPostAccumulate(h, leafHook(f)))
+	id, err := capi.HookPostAccumulate(h, leafHook(f))
+	check("RegisterPostAccumulateGradHook", err)
+	return &Hook{t, id, capi.UnhookPostAccumulate}
 }
 
 type leafHook func(*Tensor) error

@@ -1,6 +1,10 @@
 package torch
 
-import "github.com/gofsdp/gofsdp/internal/capi"
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+)
 
 // Function is an operation whose backward is written in Go. Forward runs without recording; Backward gets the gradient
 // of each output (nil where none arrived) and returns one per input (nil: no gradient).
@@ -12,34 +16,18 @@ type Function interface {
 	Backward(ctx *FunctionContext, grads []*Tensor) ([]*Tensor, error)
 }
 
-// FunctionContext carries what Forward keeps for Backward. It lives as long as the graph node.
+// FunctionContext carries what Forward keeps for Backward.
 type FunctionContext struct {
-	saved []*Tensor // in no scope; freed with the node
-	nIn   int
+	saved []*Tensor // bound to scope
 	scope *Scope
 }
 
-// Save keeps tensors for Backward. It is called once, in Forward.
-func (c *FunctionContext) Save(tensors ...*Tensor) {
-	for _, t := range tensors {
-		if t == nil {
-			c.saved = append(c.saved, nil)
-			continue
-		}
-		c.saved = append(c.saved, t.Detach().In(nil))
-	}
-}
+// Save keeps tensors for Backward; nil stays nil. Autograd treats them as it treats what its own operators save: saved-tensor
+// hooks (activation checkpointing) apply, and a change in place before Backward is an error.
+func (c *FunctionContext) Save(tensors ...*Tensor) { c.saved = append(c.saved, tensors...) }
 
-// Saved gives the saved tensors, bound to the scope of the running call.
-func (c *FunctionContext) Saved() []*Tensor {
-	list := make([]*Tensor, len(c.saved))
-	for i, t := range c.saved {
-		if t != nil {
-			list[i] = t.In(c.scope)
-		}
-	}
-	return list
-}
+// Saved gives the saved tensors in Backward.
+func (c *FunctionContext) Saved() []*Tensor { return c.saved }
 
 // Scope is the scope of the running call.
 func (c *FunctionContext) Scope() *Scope { return c.scope }
@@ -47,13 +35,11 @@ func (c *FunctionContext) Scope() *Scope { return c.scope }
 // Apply runs f on in and records it. The outputs belong to the innermost scope of the inputs.
 func Apply(f Function, in ...*Tensor) []*Tensor {
 	const op = "Apply"
-	enc := encoder{op: op}
-	defer enc.done()
-	ih := make([]capi.Handle, len(in))
-	for i, t := range in {
-		ih[i] = capi.Handle(enc.tensor(t))
-	}
-	ctx := &FunctionContext{nIn: len(in), scope: NewScope(enc.scope)}
+	enc := newEncoder(op)
+	defer enc.close()
+	ih := enc.handles(in)
+	outer := enc.scope
+	ctx := &FunctionContext{scope: NewScope(outer)}
 	defer ctx.scope.Close()
 	bound := make([]*Tensor, len(in))
 	for i, t := range in {
@@ -63,48 +49,35 @@ func Apply(f Function, in ...*Tensor) []*Tensor {
 	}
 	var out []*Tensor
 	NoGrad(func() { out = f.Forward(ctx, bound) })
-	oh := make([]capi.Handle, len(out))
-	for i, t := range out {
-		oh[i] = capi.Handle(enc.tensor(t))
-	}
-	wrapped, err := capi.ApplyFunction(&functionNode{f: f, ctx: ctx}, ih, oh)
+	wrapped, err := capi.RecordFunction(&functionNode{f: f, outputs: len(out)}, ih, enc.handles(out), enc.handles(ctx.saved))
 	check(op, err)
-	list := make([]*Tensor, len(wrapped))
-	for i, h := range wrapped {
-		list[i] = wrapHandle(h, ctx.scope.parent)
-	}
-	return list
+	return wrapAll(wrapped, outer)
 }
 
 type functionNode struct {
-	f   Function
-	ctx *FunctionContext
-}
-
-// Released frees the saved tensors when the graph node dies.
-func (n *functionNode) Released() {
-	for _, t := range n.ctx.saved {
-		t.Free()
-	}
+	f       Function
+	outputs int
 }
 
 func (n *functionNode) Call(_ capi.Event, in, out []int64) error {
 	s := NewScope(nil)
 	defer s.Close()
-	ctx := *n.ctx
-	ctx.scope = s
-	grads := make([]*Tensor, len(in))
+	tensors := make([]*Tensor, len(in))
 	for i, h := range in {
-		grads[i] = wrapHandle(capi.Handle(h), s)
+		tensors[i] = wrapHandle(capi.Handle(h), s)
 	}
+	ctx := &FunctionContext{scope: s, saved: tensors[n.outputs:]}
 	var result []*Tensor
 	var err error
-	NoGrad(func() { result, err = n.f.Backward(&ctx, grads) })
+	NoGrad(func() { result, err = n.f.Backward(ctx, tensors[:n.outputs:n.outputs]) })
 	if err != nil {
 		return err
 	}
+	if len(result) > len(out) {
+		return fmt.Errorf("torch: %T.Backward gave %d gradients for %d inputs", n.f, len(result), len(out))
+	}
 	for i, g := range result {
-		if g != nil && i < len(out) {
+		if g != nil {
 			out[i] = int64(g.alias("backward"))
 		}
 	}
@@ -153,12 +126,17 @@ func (s savedHooks) Call(event capi.Event, in, out []int64) error {
 		scope := NewScope(nil)
 		defer scope.Close()
 		ticket, err := s.h.Pack(wrapHandle(capi.Handle(in[0]), scope))
+		if err != nil {
+			return err
+		}
 		out[0] = ticket
-		return err
 	case capi.EventUnpack:
 		t, err := s.h.Unpack(in[0])
 		if err != nil {
 			return err
+		}
+		if t == nil {
+			return fmt.Errorf("torch: %T.Unpack(%d) gave no tensor", s.h, in[0])
 		}
 		out[0] = int64(t.alias("unpack"))
 	case capi.EventPackRelease:

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -16,7 +17,17 @@ type op struct {
 	find                 func() (capi.Handle, error)
 }
 
+// declared lists the operators that this package names, for a test that compares them with the running library.
+var declared []*op
+
+// newOp declares an operator; it is for package variables.
 func newOp(name, overload, args string) *op {
+	o := lookUp(name, overload, args)
+	declared = append(declared, o)
+	return o
+}
+
+func lookUp(name, overload, args string) *op {
 	o := &op{name: name, overload: overload, args: args}
 	o.find = sync.OnceValues(func() (capi.Handle, error) {
 		if err := capi.Load(); err != nil {
@@ -34,37 +45,16 @@ var Default any = defaultArg{}
 
 // call runs the operator and wraps its results in the innermost scope of its tensor arguments.
 func (o *op) call(args ...any) []any {
-	h, err := o.find()
-	check(o.name, err)
-	var stream [96]int64
-	var rets [32]int64
-	enc := encoder{op: o.name, out: stream[:0]}
-	defer enc.done()
-	for _, a := range args {
-		enc.put(a)
-	}
-	out, err := capi.CallOp(h, enc.out, rets[:])
-	if err != nil {
-		panic(enc.explain(wrap(o.name, err)))
-	}
-	return decode(out, enc.scope)
+	enc := newEncoder(o.name)
+	defer enc.close()
+	return decode(enc.run(o, args), enc.scope)
 }
 
 // one runs an operator with a single tensor result.
 func (o *op) one(args ...any) *Tensor {
-	h, err := o.find()
-	check(o.name, err)
-	var stream [96]int64
-	var rets [8]int64
-	enc := encoder{op: o.name, out: stream[:0]}
-	defer enc.done()
-	for _, a := range args {
-		enc.put(a)
-	}
-	out, err := capi.CallOp(h, enc.out, rets[:])
-	if err != nil {
-		panic(enc.explain(wrap(o.name, err)))
-	}
+	enc := newEncoder(o.name)
+	defer enc.close()
+	out := enc.run(o, args)
 	if len(out) < 2 || out[0] != capi.TagTensor {
 		return nil
 	}
@@ -85,13 +75,39 @@ func (o *op) inPlace(args ...any) {
 	}
 }
 
-// encoder writes Go values as the value stream of gofsdp.h, and holds the tensors in it until done.
+// encoder writes Go values as the value stream of gofsdp.h, and holds the tensors in it until close. Its buffers are on
+// the heap, since a callback into Go during the call may move the stack, and are used again.
 type encoder struct {
 	op    string
 	out   []int64
 	used  []*Tensor
-	first [8]*Tensor
+	rng   *Generator // kept reachable: the collector frees generators
 	scope *Scope
+	rets  [32]int64
+}
+
+var encoders = sync.Pool{New: func() any {
+	return &encoder{out: make([]int64, 0, 128), used: make([]*Tensor, 0, 16)}
+}}
+
+func newEncoder(op string) *encoder {
+	e := encoders.Get().(*encoder)
+	e.op = op
+	return e
+}
+
+// run encodes args and calls the operator; the result is valid until close.
+func (e *encoder) run(o *op, args []any) []int64 {
+	h, err := o.find()
+	check(o.name, err)
+	for _, a := range args {
+		e.put(a)
+	}
+	out, err := capi.CallOp(h, e.out, e.rets[:])
+	if err != nil {
+		panic(e.explain(wrap(o.name, err)))
+	}
+	return out
 }
 
 func (e *encoder) tensor(t *Tensor) int64 {
@@ -100,16 +116,32 @@ func (e *encoder) tensor(t *Tensor) int64 {
 	}
 	e.scope = innermost(e.op, e.scope, t)
 	h := t.use(e.op)
-	if e.used == nil {
-		e.used = e.first[:0]
-	}
 	e.used = append(e.used, t)
 	return int64(h)
 }
 
-func (e *encoder) done() {
+// handles takes each tensor into use; nil gives 0.
+func (e *encoder) handles(tensors []*Tensor) []capi.Handle {
+	if tensors == nil {
+		return nil
+	}
+	list := make([]capi.Handle, len(tensors))
+	for i, t := range tensors {
+		list[i] = capi.Handle(e.tensor(t))
+	}
+	return list
+}
+
+// close ends the use of the tensors and gives the buffers back.
+func (e *encoder) close() {
 	for _, t := range e.used {
 		t.done()
+	}
+	runtime.KeepAlive(e.rng)
+	clear(e.used)
+	e.out, e.used, e.scope, e.rng = e.out[:0], e.used[:0], nil, nil
+	if cap(e.out) <= 1<<12 {
+		encoders.Put(e)
 	}
 }
 
@@ -118,8 +150,13 @@ func (e *encoder) explain(err error) error {
 	if !ok || te.Cause != nil || len(e.used) == 0 {
 		return err
 	}
+	const most = 8
 	var list []string
-	for _, t := range e.used {
+	for i, t := range e.used {
+		if i == most {
+			list = append(list, fmt.Sprintf("and %d more", len(e.used)-most))
+			break
+		}
 		list = append(list, fmt.Sprintf("%v %v", t.Shape(), t.DType()))
 	}
 	te.Msg += " (tensors: " + strings.Join(list, ", ") + ")"
@@ -184,6 +221,7 @@ func (e *encoder) put(a any) {
 			return
 		}
 		e.out = append(e.out, capi.TagGenerator, int64(v.h))
+		e.rng = v
 	case defaultArg:
 		e.out = append(e.out, capi.TagDefault)
 	default:
@@ -196,6 +234,15 @@ func b2i(b bool) int64 {
 		return 1
 	}
 	return 0
+}
+
+// wrapAll gives the tensors of handles in scope; 0 gives nil.
+func wrapAll(handles []capi.Handle, scope *Scope) []*Tensor {
+	list := make([]*Tensor, len(handles))
+	for i, h := range handles {
+		list[i] = wrapHandle(h, scope)
+	}
+	return list
 }
 
 // decode turns a stream of results into Go values.
@@ -250,7 +297,7 @@ func Call(name string, args ...any) []any {
 		if i := strings.LastIndex(name, "."); i >= 0 {
 			base, overload = name[:i], name[i+1:]
 		}
-		v, _ = namedOps.LoadOrStore(name, newOp(base, overload, ""))
+		v, _ = namedOps.LoadOrStore(name, lookUp(base, overload, ""))
 	}
 	return v.(*op).call(args...)
 }

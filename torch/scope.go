@@ -97,9 +97,11 @@ func innermost(op string, scope *Scope, t *Tensor) *Scope {
 // Operators hold a use while the C call runs, so that a Close or a collection at that moment frees the handle after the
 // call and not under it. The first free drops the owner's use; the last use frees the handle.
 type cell struct {
-	h     capi.Handle
-	uses  atomic.Int32 // the owner counts as one
-	freed atomic.Bool
+	h        capi.Handle
+	uses     atomic.Int32 // the owner counts as one
+	freed    atomic.Bool
+	tracked  bool
+	unscoped int64 // bytes that count for Note [Byte-triggered collection]
 }
 
 var liveTensors atomic.Int64
@@ -108,6 +110,9 @@ func newCell(h capi.Handle) *cell {
 	c := &cell{h: h}
 	c.uses.Store(1)
 	liveTensors.Add(1)
+	if tracking.Load() {
+		track(c)
+	}
 	return c
 }
 
@@ -130,6 +135,10 @@ func (c *cell) use() capi.Handle {
 func (c *cell) release() {
 	if c.uses.Add(-1) == 0 {
 		liveTensors.Add(-1)
+		if c.tracked {
+			untrack(c)
+		}
+		releasePressure(c.unscoped)
 		capi.Free(c.h)
 	}
 }
@@ -142,17 +151,39 @@ func (c *cell) free() {
 
 // Note [Byte-triggered collection]
 // Tensors in no scope are freed by the collector, which runs when Go's own heap grows and knows nothing of their bytes.
-// So the bytes given to such tensors are counted, and a collection runs each time they have grown by collectEvery.
-const collectEvery = 512 << 20
+// So the bytes behind such tensors are counted, down again when they are freed, and a collection runs each time they
+// have grown by collectEvery.
+const (
+	collectEvery = 512 << 20
+	smallTensor  = 64 << 10 // not worth the counting
+)
 
-var unscopedBytes atomic.Int64
+var (
+	unscopedBytes atomic.Int64
+	collectAt     atomic.Int64
+)
 
-func notePressure(bytes int64) {
-	if bytes < 1<<16 {
+func init() { collectAt.Store(collectEvery) }
+
+func notePressure(c *cell, bytes int64) {
+	if bytes < smallTensor {
 		return
 	}
-	if unscopedBytes.Add(bytes) > collectEvery {
-		unscopedBytes.Store(0)
+	c.unscoped = bytes
+	now := unscopedBytes.Add(bytes)
+	if at := collectAt.Load(); now > at && collectAt.CompareAndSwap(at, now+collectEvery) {
 		runtime.GC()
+	}
+}
+
+func releasePressure(bytes int64) {
+	if bytes == 0 {
+		return
+	}
+	next := unscopedBytes.Add(-bytes) + collectEvery
+	for at := collectAt.Load(); next < at; at = collectAt.Load() {
+		if collectAt.CompareAndSwap(at, next) {
+			return
+		}
 	}
 }

@@ -30,7 +30,7 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	}
 	var buf [64]int64
 	if m, err := capi.Meta(h, buf[:]); err == nil {
-		notePressure(m[6] * m[7])
+		notePressure(t.cell, m[6]*m[7])
 	}
 	runtime.AddCleanup(t, (*cell).free, t.cell)
 	return t

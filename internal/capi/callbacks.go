@@ -82,6 +82,11 @@ func (e *PanicError) Error() string {
 //export gofsdpCall
 func gofsdpCall(h C.uint64_t, event C.int32_t, in *C.int64_t, nIn C.int64_t, out *C.int64_t, nOut C.int64_t) (cookie C.uint64_t) {
 	defer func() {
+		if Event(event) == EventPackRelease { // runs in a C++ destructor, which can report nothing
+			_ = recover()
+			cookie = 0
+			return
+		}
 		switch v := recover().(type) {
 		case nil:
 		case error:

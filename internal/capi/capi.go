@@ -16,6 +16,7 @@ package capi
 import "C"
 
 import (
+	"fmt"
 	"runtime/cgo"
 	"unsafe"
 )
@@ -238,11 +239,24 @@ func AnomalyMode(set int) (bool, error) {
 
 // Backward accumulates gradients into the leaves of the roots' graph. grads may be nil.
 func Backward(roots, grads []Handle, retain, create bool) error {
+	if err := sameLength(len(roots), grads); err != nil {
+		return err
+	}
 	return status(C.load_gf_backward(handles(roots), handles(grads), C.int64_t(len(roots)), flag(retain), flag(create)))
+}
+
+func sameLength(roots int, grads []Handle) error {
+	if grads != nil && len(grads) != roots {
+		return &Error{Kind: KindTorch, Message: fmt.Sprintf("%d gradients for %d roots", len(grads), roots)}
+	}
+	return nil
 }
 
 // GradOf computes gradients of outputs with respect to inputs.
 func GradOf(outputs, grads, inputs []Handle, retain, create, allowUnused bool) ([]Handle, error) {
+	if err := sameLength(len(outputs), grads); err != nil {
+		return nil, err
+	}
 	out := make([]Handle, len(inputs))
 	err := status(C.load_gf_grad(handles(outputs), handles(grads), C.int64_t(len(outputs)), handles(inputs),
 		C.int64_t(len(inputs)), flag(retain), flag(create), flag(allowUnused), handles(out)))
@@ -259,16 +273,22 @@ func UnhookTensor(t Handle, id int64) error {
 	return status(C.load_gf_tensor_hook_remove(C.int64_t(t), C.int64_t(id)))
 }
 
-// HookPostAccumulate calls cb with EventPostAccumulate after the leaf t has accumulated a gradient.
-func HookPostAccumulate(t Handle, cb Callback) error {
-	return status(C.load_gf_post_accumulate_hook(C.int64_t(t), C.uint64_t(cgo.NewHandle(cb))))
+// HookPostAccumulate calls cb with EventPostAccumulate after the leaf t has accumulated a gradient; the id removes it.
+func HookPostAccumulate(t Handle, cb Callback) (int64, error) {
+	return result(C.load_gf_post_accumulate_hook(C.int64_t(t), C.uint64_t(cgo.NewHandle(cb))))
 }
 
-// ApplyFunction makes outputs the results of a node on inputs whose backward is cb (EventBackward).
-func ApplyFunction(cb Callback, inputs, outputs []Handle) ([]Handle, error) {
+// UnhookPostAccumulate removes what HookPostAccumulate added.
+func UnhookPostAccumulate(t Handle, id int64) error {
+	return status(C.load_gf_post_accumulate_hook_remove(C.int64_t(t), C.int64_t(id)))
+}
+
+// RecordFunction makes outputs the results of a node on inputs whose backward is cb (EventBackward) and which keeps
+// saved for it.
+func RecordFunction(cb Callback, inputs, outputs, saved []Handle) ([]Handle, error) {
 	wrapped := make([]Handle, len(outputs))
-	err := status(C.load_gf_function_apply(C.uint64_t(cgo.NewHandle(cb)), handles(inputs), C.int64_t(len(inputs)),
-		handles(outputs), C.int64_t(len(outputs)), handles(wrapped)))
+	err := status(C.load_gf_function_record(C.uint64_t(cgo.NewHandle(cb)), handles(inputs), C.int64_t(len(inputs)),
+		handles(outputs), C.int64_t(len(outputs)), handles(saved), C.int64_t(len(saved)), handles(wrapped)))
 	return wrapped, err
 }
 

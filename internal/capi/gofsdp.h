@@ -59,7 +59,7 @@ enum gf_tag {
 enum gf_event {
   GF_EV_TENSOR_HOOK = 0,      // in: gradient            out: replacement, or 0
   GF_EV_POST_ACCUMULATE = 1,  // in: the leaf tensor
-  GF_EV_BACKWARD = 2,         // in: output gradients    out: input gradients (0: none)
+  GF_EV_BACKWARD = 2,         // in: output gradients, then saved tensors; out: input gradients (0: none)
   GF_EV_FINAL = 3,            // end of the outermost backward
   GF_EV_PACK = 4,             // in: tensor to save, out: opaque ticket (64 bits)
   GF_EV_UNPACK = 5,           // in: ticket             out: tensor
@@ -108,9 +108,10 @@ typedef struct gf_callbacks {
   X(gf_tensor_hook, (int64_t t, uint64_t handle), (t, handle))                                                        \
   X(gf_tensor_hook_remove, (int64_t t, int64_t id), (t, id))                                                          \
   X(gf_post_accumulate_hook, (int64_t t, uint64_t handle), (t, handle))                                               \
-  X(gf_function_apply, (uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out, \
-                        int64_t* wrapped),                                                                            \
-    (handle, inputs, n_in, outputs, n_out, wrapped))                                                                  \
+  X(gf_post_accumulate_hook_remove, (int64_t t, int64_t id), (t, id))                                                 \
+  X(gf_function_record, (uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out, \
+                         const int64_t* saved, int64_t n_saved, int64_t* wrapped),                                    \
+    (handle, inputs, n_in, outputs, n_out, saved, n_saved, wrapped))                                                  \
   X(gf_queue_callback, (uint64_t handle), (handle))                                                                   \
   X(gf_saved_hooks_push, (uint64_t handle), (handle))                                                                 \
   X(gf_saved_hooks_pop, (void), ())                                                                                   \

@@ -1,8 +1,8 @@
 // Package nn builds models from plain Go structs.
 //
 // A module is a pointer to a struct whose fields are parameters (*Param), other modules, or slices of modules. There is
-// no registration: Walk visits the fields in the order of their declaration, so the order of parameters is the same on
-// every rank and in every run. A struct tag gives the name that a field has on disk:
+// no registration: NamedParams visits the fields in the order of their declaration, so the order of parameters is the
+// same on every rank and in every run. A struct tag gives the name that a field has on disk; "-" keeps a field out:
 //
 //	type MLP struct {
 //		nn.Hooks
@@ -52,7 +52,7 @@ func NewReplicatedParam(t *torch.Tensor) *Param {
 // gathered.
 func (p *Param) Tensor() *torch.Tensor { return p.tensor }
 
-// SetTensor replaces the value.
+// SetTensor replaces the value. The Param owns t from now on: sharding frees it once its rows are copied.
 func (p *Param) SetTensor(t *torch.Tensor) {
 	if p.trainable && t.IsLeaf() {
 		t.SetRequiresGrad(true)
@@ -158,6 +158,16 @@ func Modules(module any) []NamedModule {
 // walk visits pointers to structs: the root, its parameters and its sub-modules, depth first in order of declaration.
 // visit returns false to stay out of a module.
 func walk(v reflect.Value, name string, visit func(string, reflect.Value) bool) {
+	w := walker{visit: visit}
+	w.value(v, name)
+}
+
+type walker struct {
+	visit func(string, reflect.Value) bool
+	path  []reflect.Value // the modules around the present one: a pointer back to one of them is no child
+}
+
+func (w *walker) value(v reflect.Value, name string) {
 	for v.Kind() == reflect.Interface {
 		if v.IsNil() {
 			return
@@ -166,21 +176,36 @@ func walk(v reflect.Value, name string, visit func(string, reflect.Value) bool) 
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		if v.IsNil() || v.Elem().Kind() != reflect.Struct {
+		if v.IsNil() || v.Elem().Kind() != reflect.Struct || w.around(v) {
 			return
 		}
-		if !visit(name, v) || v.Type() == paramType {
+		if !w.visit(name, v) || v.Type() == paramType {
 			return
 		}
-		walkFields(v.Elem(), name, visit)
-	case reflect.Slice:
+		w.path = append(w.path, v)
+		w.fields(v.Elem(), name)
+		w.path = w.path[:len(w.path)-1]
+	case reflect.Struct:
+		if v.CanAddr() && reaches(v.Type(), paramType, map[reflect.Type]bool{}) {
+			w.value(v.Addr(), name)
+		}
+	case reflect.Slice, reflect.Array:
 		for i := range v.Len() {
-			walk(v.Index(i), join(name, fmt.Sprint(i)), visit)
+			w.value(v.Index(i), join(name, fmt.Sprint(i)))
 		}
 	}
 }
 
-func walkFields(v reflect.Value, name string, visit func(string, reflect.Value) bool) {
+func (w *walker) around(v reflect.Value) bool {
+	for _, p := range w.path {
+		if p.Type() == v.Type() && p.Pointer() == v.Pointer() {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *walker) fields(v reflect.Value, name string) {
 	t := v.Type()
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -190,14 +215,14 @@ func walkFields(v reflect.Value, name string, visit func(string, reflect.Value) 
 		}
 		if f.Anonymous && !tagged {
 			if f.Type.Kind() == reflect.Struct {
-				walkFields(v.Field(i), name, visit)
+				w.fields(v.Field(i), name)
 				continue
 			}
 			tag = ""
 		} else if !tagged {
 			tag = f.Name
 		}
-		walk(v.Field(i), join(name, tag), visit)
+		w.value(v.Field(i), join(name, tag))
 	}
 }
 
@@ -205,8 +230,8 @@ func walkFields(v reflect.Value, name string, visit func(string, reflect.Value) 
 func holdsModules(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Pointer:
-		return t.Elem().Kind() == reflect.Struct && t != reflect.TypeFor[*torch.Tensor]() && t != reflect.TypeFor[*torch.Generator]()
-	case reflect.Slice:
+		return t.Elem().Kind() == reflect.Struct && t != tensorType && t != reflect.TypeFor[*torch.Generator]()
+	case reflect.Slice, reflect.Array:
 		return holdsModules(t.Elem())
 	case reflect.Interface, reflect.Struct:
 		return true

@@ -2,7 +2,9 @@ package nn
 
 import (
 	"context"
+	"fmt"
 	"reflect"
+	"sync"
 
 	"github.com/gofsdp/gofsdp/torch"
 )
@@ -19,6 +21,8 @@ type Call struct {
 	Generator *torch.Generator
 	// Recomputing is true while activation checkpointing runs a layer again inside backward.
 	Recomputing bool
+
+	saver torch.SavedTensorHooks // of the checkpointed layer that is running, see Note [Activation checkpointing]
 }
 
 // Ctx is Context, or a context that never ends.
@@ -43,7 +47,9 @@ type Layer[In, Out any] interface {
 }
 
 // Hook is work around a layer's forward. Tensors are those inside the layer's inputs and outputs, in order; a hook
-// returns them, or replacements. Hooks run outside activation checkpointing: not again when the layer is recomputed.
+// returns them, or replacements. Hooks run outside the layer's own activation checkpointing: not again when the layer is
+// recomputed. Hooks of layers inside a checkpointed one do run again, with Call.Recomputing set; the recomputation may
+// stop before their AfterForward.
 type Hook interface {
 	BeforeForward(c *Call, in []*torch.Tensor) []*torch.Tensor
 	AfterForward(c *Call, out []*torch.Tensor) []*torch.Tensor
@@ -98,14 +104,29 @@ func Run[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 	return mapTensors(out, func(t *torch.Tensor) *torch.Tensor { return t.In(c.Scope) })
 }
 
-// mapTensors copies v with every tensor in it (through structs, pointers to structs, slices and arrays) replaced by f's
-// result. Nil tensors stay nil.
+// mapTensors copies v with every tensor in it (through exported fields of structs, pointers to structs, slices and arrays)
+// replaced by f's result. Nil tensors stay nil. What can hold no tensors is shared, not copied.
 func mapTensors[T any](v T, f func(*torch.Tensor) *torch.Tensor) T {
-	if t, ok := any(v).(*torch.Tensor); ok { // the common case, without reflection
+	switch t := any(v).(type) { // the common cases, without reflection
+	case *torch.Tensor:
 		if t == nil {
 			return v
 		}
 		return any(f(t)).(T)
+	case []*torch.Tensor:
+		if t == nil {
+			return v
+		}
+		out := make([]*torch.Tensor, len(t))
+		for i, x := range t {
+			if x != nil {
+				out[i] = f(x)
+			}
+		}
+		return any(out).(T)
+	}
+	if !holdsTensors(reflect.TypeFor[T]()) {
+		return v
 	}
 	out := reflect.New(reflect.TypeFor[T]()).Elem()
 	out.Set(mapValue(reflect.ValueOf(&v).Elem(), f))
@@ -114,54 +135,83 @@ func mapTensors[T any](v T, f func(*torch.Tensor) *torch.Tensor) T {
 
 var tensorType = reflect.TypeFor[*torch.Tensor]()
 
+// mapValue is mapTensors for a value whose type holds tensors.
 func mapValue(v reflect.Value, f func(*torch.Tensor) *torch.Tensor) reflect.Value {
 	t := v.Type()
-	switch {
-	case t == tensorType:
+	if t == tensorType {
 		if v.IsNil() {
 			return v
 		}
 		return reflect.ValueOf(f(v.Interface().(*torch.Tensor)))
-	case t.Kind() == reflect.Struct:
-		out := reflect.New(t).Elem()
-		out.Set(v)
-		for i := range t.NumField() {
-			if t.Field(i).IsExported() && mayHoldTensors(t.Field(i).Type) {
-				out.Field(i).Set(mapValue(v.Field(i), f))
-			}
-		}
-		return out
-	case t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct:
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
 		if v.IsNil() {
 			return v
 		}
 		out := reflect.New(t.Elem())
 		out.Elem().Set(mapValue(v.Elem(), f))
 		return out
-	case t.Kind() == reflect.Slice && !v.IsNil() && mayHoldTensors(t.Elem()):
+	case reflect.Struct:
+		out := reflect.New(t).Elem()
+		out.Set(v)
+		for i := range t.NumField() {
+			if field := t.Field(i); field.IsExported() && holdsTensors(field.Type) {
+				out.Field(i).Set(mapValue(v.Field(i), f))
+			}
+		}
+		return out
+	case reflect.Slice:
+		if v.IsNil() {
+			return v
+		}
 		out := reflect.MakeSlice(t, v.Len(), v.Len())
 		for i := range v.Len() {
 			out.Index(i).Set(mapValue(v.Index(i), f))
 		}
 		return out
-	case t.Kind() == reflect.Array && mayHoldTensors(t.Elem()):
+	default: // an array
 		out := reflect.New(t).Elem()
 		for i := range v.Len() {
 			out.Index(i).Set(mapValue(v.Index(i), f))
 		}
 		return out
 	}
-	return v
 }
 
-func mayHoldTensors(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.Struct:
+var tensorHolders sync.Map // reflect.Type -> bool
+
+// holdsTensors tells whether mapTensors can find a tensor in values of type t.
+func holdsTensors(t reflect.Type) bool {
+	if known, ok := tensorHolders.Load(t); ok {
+		return known.(bool)
+	}
+	holds := reaches(t, tensorType, map[reflect.Type]bool{})
+	tensorHolders.Store(t, holds)
+	return holds
+}
+
+// reaches tells whether values of type t can lead to one of type target, through exported fields of structs, pointers to
+// structs, slices and arrays.
+func reaches(t, target reflect.Type, seen map[reflect.Type]bool) bool {
+	if t == target {
 		return true
+	}
+	if seen[t] {
+		return false
+	}
+	seen[t] = true
+	switch t.Kind() {
 	case reflect.Pointer:
-		return t == tensorType || t.Elem().Kind() == reflect.Struct
+		return t.Elem().Kind() == reflect.Struct && reaches(t.Elem(), target, seen)
 	case reflect.Slice, reflect.Array:
-		return mayHoldTensors(t.Elem())
+		return reaches(t.Elem(), target, seen)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if field := t.Field(i); field.IsExported() && reaches(field.Type, target, seen) {
+				return true
+			}
+		}
 	}
 	return false
 }
@@ -179,8 +229,15 @@ func tensorsOf[T any](v T) []*torch.Tensor {
 // replaceTensors puts list in place of the tensors inside v.
 func replaceTensors[T any](v T, list []*torch.Tensor) T {
 	i := 0
-	return mapTensors(v, func(*torch.Tensor) *torch.Tensor {
+	v = mapTensors(v, func(t *torch.Tensor) *torch.Tensor {
 		i++
+		if i > len(list) {
+			return t
+		}
 		return list[i-1]
 	})
+	if i != len(list) {
+		torch.Throw(fmt.Errorf("nn: a hook gave %d tensors in place of %d", len(list), i))
+	}
+	return v
 }
