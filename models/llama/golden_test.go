@@ -1,0 +1,151 @@
+package llama_test
+
+import (
+	"math"
+	"runtime/debug"
+	"testing"
+
+	"github.com/gofsdp/gofsdp/models/llama"
+	"github.com/gofsdp/gofsdp/models/llama/llamatest"
+	"github.com/gofsdp/gofsdp/torch"
+	"github.com/gofsdp/gofsdp/torch/nn"
+	"github.com/stretchr/testify/require"
+)
+
+var tinyModels = []string{"plain", "rope_llama3", "tied"}
+
+// valid is the part of a (batch, tokens, …) golden that carries meaning: row 1 is padded from position 70.
+func valid(x *torch.Tensor) *torch.Tensor {
+	return torch.Cat(0, x.Select(0, 0), x.Select(0, 1).Narrow(0, 0, 70))
+}
+
+func TestGoldenTinyForward(t *testing.T) {
+	for _, name := range tinyModels {
+		t.Run(name, func(t *testing.T) {
+			m := llamatest.Model(t, "tiny", name)
+			want := llamatest.Open(t, "tiny", name, "forward.safetensors")
+			step := torch.NewScope(nil)
+			defer step.Close()
+			var out llama.Output
+			torch.NoGrad(func() {
+				out = nn.Run(m, &nn.Call{Scope: step}, llama.Input{
+					IDs: step.Own(want.Get("input_ids")), Labels: want.Get("labels").In(step), Logits: true, HiddenStates: true,
+				})
+			})
+			diff := llamatest.Near(t, valid(want.Get("logits")), valid(out.Logits), 2e-5, "logits")
+			require.Len(t, out.HiddenStates, 3)
+			for i, h := range out.HiddenStates {
+				llamatest.Near(t, valid(want.Get("hidden."+string(rune('0'+i)))), valid(h), 2e-5, "hidden states")
+			}
+			loss := out.Loss.Item() / float64(out.Count)
+			require.InDelta(t, want.Get("loss").Item(), loss, 2e-6)
+			require.EqualValues(t, 90+69, out.Count)
+			t.Logf("logits differ by at most %.2g", diff)
+		})
+	}
+}
+
+func TestGoldenTinyGradients(t *testing.T) {
+	for _, name := range tinyModels {
+		t.Run(name, func(t *testing.T) {
+			m := llamatest.Model(t, "tiny", name)
+			batch := llamatest.Open(t, "tiny", name, "forward.safetensors")
+			want := llamatest.Open(t, "tiny", name, "grads.safetensors")
+			plain := gradients(t, m, batch)
+			worst := 0.0
+			for _, n := range nn.NamedParams(m) {
+				diff, size := llamatest.MaxDiff(plain[n.Name], want.Get(n.Name))
+				require.LessOrEqual(t, diff, 1e-5*size, n.Name)
+				worst = max(worst, diff/size)
+			}
+			t.Logf("gradients differ by at most %.2g of the largest", worst)
+			for _, layer := range m.Decoder.Layers {
+				layer.SetCheckpoint(true)
+			}
+			for key, g := range gradients(t, m, batch) {
+				require.True(t, g.Equal(plain[key]), "%s changes with activation checkpointing", key)
+			}
+		})
+	}
+}
+
+// gradients runs forward and backward and takes the gradients off the parameters.
+func gradients(t *testing.T, m *llama.Model, batch *llamatest.Tensors) map[string]*torch.Tensor {
+	require.NoError(t, torch.Try(func() { backward(m, batch) }))
+	out := map[string]*torch.Tensor{}
+	for _, n := range nn.NamedParams(m) {
+		out[n.Name] = n.Param.Tensor().Grad()
+		n.Param.Tensor().SetGrad(nil)
+	}
+	return out
+}
+
+// backward gives the mean loss.
+func backward(m *llama.Model, batch *llamatest.Tensors) float64 {
+	step := torch.NewScope(nil)
+	defer step.Close()
+	labels := batch.Get("labels")
+	out := nn.Run(m, &nn.Call{Scope: step, Training: true}, llama.Input{
+		IDs: batch.Get("input_ids").In(step), Labels: labels.In(step), LossScale: 1.0 / 159,
+	})
+	out.Loss.Backward()
+	return out.Loss.Item()
+}
+
+func TestGoldenTinyTraining(t *testing.T) {
+	for _, name := range tinyModels {
+		t.Run(name, func(t *testing.T) {
+			var meta struct {
+				AdamW struct {
+					Losses    []float64 `json:"losses"`
+					Norms     []float64 `json:"grad_norms_before_clip"`
+					LossAfter float64   `json:"loss_after"`
+				} `json:"adamw"`
+			}
+			llamatest.JSON(t, &meta, "tiny", name, "meta.json")
+			m := llamatest.Model(t, "tiny", name)
+			batch := llamatest.Open(t, "tiny", name, "forward.safetensors")
+			opt := llamatest.NewAdamW(m, llamatest.AdamW{LR: 3e-3, Beta2: 0.95, WeightDecay: 0.1, Clip: 1})
+			worst := 0.0
+			for i, want := range meta.AdamW.Losses {
+				loss := backward(m, batch)
+				norm := opt.Step()
+				require.InDelta(t, want, loss, 2e-5, "loss of step %d", i)
+				require.InEpsilon(t, meta.AdamW.Norms[i], norm, 2e-4, "gradient norm of step %d", i)
+				worst = max(worst, math.Abs(loss-want))
+			}
+			require.InDelta(t, meta.AdamW.LossAfter, backward(m, batch), 2e-5)
+			params := llamatest.Open(t, "tiny", name, "params_after10.safetensors")
+			moved := 0.0
+			for _, n := range nn.NamedParams(m) {
+				moved = max(moved, llamatest.Near(t, params.Get(n.Name), n.Param.Tensor(), 1e-4, n.Name))
+			}
+			t.Logf("losses differ by at most %.2g, parameters by %.2g", worst, moved)
+		})
+	}
+}
+
+func TestTrainingKeepsTheTensorCountFlat(t *testing.T) {
+	m := llamatest.Model(t, "tiny", "plain")
+	for _, layer := range m.Decoder.Layers {
+		layer.SetCheckpoint(true)
+	}
+	batch := llamatest.Open(t, "tiny", "plain", "forward.safetensors")
+	opt := llamatest.NewAdamW(m, llamatest.AdamW{LR: 1e-3, Clip: 1})
+	labels, ids := batch.Get("labels"), batch.Get("input_ids")
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	var first torch.Memory
+	for i := range 5 {
+		step := torch.NewScope(nil)
+		out := nn.Run(m, &nn.Call{Scope: step, Training: true}, llama.Input{IDs: ids.In(step), Labels: labels.In(step)})
+		out.Loss.Backward()
+		step.Close()
+		opt.Step()
+		if now := torch.MemoryStats(); i == 1 {
+			first = now
+		} else if i > 1 {
+			require.Equal(t, first.LiveTensors, now.LiveTensors, "live tensors after step %d", i)
+			require.Equal(t, first.LiveBytes, now.LiveBytes, "live bytes after step %d", i)
+		}
+	}
+}
