@@ -167,7 +167,7 @@ func TestSlurmLists(t *testing.T) {
 		require.NoError(t, err, list)
 		require.Equal(t, want, got, list)
 	}
-	for _, list := range []string{"a[", "a]", "a[]", "a[,1]", "a[-3]"} {
+	for _, list := range []string{"a[", "a]", "a[]", "a[,1]", "a[-3]", "a[[1]"} {
 		_, err := firstHost(list)
 		require.Error(t, err, list)
 	}

@@ -139,8 +139,8 @@ func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, erro
 
 // ReduceScatter implements Group. Gloo has no average: Avg divides after the sum.
 func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op ReduceOp) (Work, error) {
-	if in.Numel() != int64(g.size)*out.Numel() || out.DType() != in.DType() {
-		return nil, g.fail("reduce-scatter", in, fmt.Errorf("out is %v, needs a part in %d of it", out, g.size))
+	if in.Numel() != int64(g.size)*out.Numel() || out.DType() != in.DType() || in.Dim() != 1 || out.Dim() != 1 {
+		return nil, g.fail("reduce-scatter", in, fmt.Errorf("out is %v, needs to be one of %d equal parts of 1-D %v", out, g.size, in))
 	}
 	w, err := g.start(ctx, "reduce-scatter", in, func(pg capi.Handle) (h capi.Handle, err error) {
 		out.WithHandle(func(o uintptr) {
@@ -216,7 +216,13 @@ func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, 
 		return w, err
 	}
 	return &then{w, func() error {
-		return torch.Try(func() { torch.NoGrad(func() { t.VariableData().DivScalarInPlace(float64(g.size)) }) })
+		return torch.Try(func() {
+			torch.NoGrad(func() {
+				s := torch.NewScope(nil)
+				defer s.Close()
+				t.In(s).VariableData().DivScalarInPlace(float64(g.size))
+			})
+		})
 	}}, nil
 }
 
@@ -343,8 +349,7 @@ func copyInto(out, in *torch.Tensor) error {
 		torch.NoGrad(func() {
 			s := torch.NewScope(nil)
 			defer s.Close()
-			o := out.VariableData().In(s)
-			o.View(-1).Copy(in.In(s).Detach().Reshape(-1))
+			out.In(s).VariableData().View(-1).Copy(in.In(s).Detach().Reshape(-1))
 		})
 	})
 }

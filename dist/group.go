@@ -27,7 +27,7 @@ type Group interface {
 	// AllGather fills out with in of every rank in rank order; out has Size times as many elements as in, of the same type.
 	AllGather(ctx context.Context, out, in *torch.Tensor) (Work, error)
 	// ReduceScatter reduces in over the ranks and leaves part number Rank of the result in out; in has Size times as many
-	// elements as out.
+	// elements as out, and both are 1-D.
 	ReduceScatter(ctx context.Context, out, in *torch.Tensor, op ReduceOp) (Work, error)
 	// AllReduce reduces t over the ranks in place.
 	AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Work, error)

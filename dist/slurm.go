@@ -100,8 +100,8 @@ func firstHost(list string) (string, error) {
 			if cut := strings.IndexAny(first, ",-"); cut >= 0 {
 				first = first[:cut]
 			}
-			if first == "" {
-				return "", fmt.Errorf("has an empty range")
+			if first == "" || strings.ContainsRune(first, '[') {
+				return "", fmt.Errorf("has a malformed range [%s]", list[i+1:i+end])
 			}
 			name.WriteString(first)
 			i += end

@@ -1,0 +1,148 @@
+package fsdp
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math"
+
+	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/torch"
+	"github.com/gofsdp/gofsdp/torch/nn"
+)
+
+// ClipGradNorm scales the gradients of all ranks together so that their 2-norm is at most max, and returns the norm
+// before. max 0 or +Inf only measures. A collective: every rank must call it. The values behind carry are summed over the
+// ranks in the same all-reduce; decisions that all ranks must share travel there for free.
+func (m *Model) ClipGradNorm(ctx context.Context, max float64, carry ...*float64) (float64, error) {
+	norm := 0.0
+	err := torch.Try(func() {
+		torch.NoGrad(func() { norm = m.clip(ctx, max, carry) })
+	})
+	if err != nil {
+		return 0, fmt.Errorf("fsdp: rank %d: clip gradients: %w", m.group.Rank(), err)
+	}
+	return norm, nil
+}
+
+func (m *Model) clip(ctx context.Context, max float64, carry []*float64) float64 {
+	s := torch.NewScope(nil)
+	defer s.Close()
+	var grads []*torch.Tensor
+	for _, u := range m.units {
+		for _, p := range u.trainable {
+			if g := p.shard.In(s).Grad(); g != nil && g.Numel() > 0 {
+				grads = append(grads, g)
+			}
+		}
+	}
+	values := make([]float64, 1+len(carry))
+	if len(grads) > 0 {
+		local := torch.Stack(0, torch.ForeachNorm(grads, 2)...).To(torch.Float64).Norm(2).Item()
+		values[0] = local * local
+	}
+	for i, v := range carry {
+		values[1+i] = *v
+	}
+	t := s.Own(torch.FromSlice(values))
+	torch.Throw(dist.Wait(ctx)(m.group.AllReduce(ctx, t, dist.Sum)))
+	m.counters.add(&m.counters.AllReduces, int64(8*len(values)))
+	values = torch.Slice[float64](t)
+	for i, v := range carry {
+		*v = values[1+i]
+	}
+	norm := math.Sqrt(values[0])
+	if max > 0 && !math.IsInf(max, 1) {
+		// The factor is computed in the gradients' precision, as torch.nn.utils.clip_grad_norm_ does.
+		if scale := float32(max) / (float32(norm) + 1e-6); scale < 1 && len(grads) > 0 {
+			torch.ForeachMulInPlace(grads, float64(scale))
+		}
+	}
+	return norm
+}
+
+// FullTensor gathers one parameter by its name in the root; the result is in no scope. A collective: every rank must
+// call it with the same name.
+func (m *Model) FullTensor(ctx context.Context, name string) (full *torch.Tensor, err error) {
+	p := m.byName[name]
+	if p == nil {
+		return nil, fmt.Errorf("fsdp: the model has no sharded parameter %q", name)
+	}
+	return m.gather(ctx, p, p.shard)
+}
+
+// Gather is FullTensor for a tensor sharded like the parameter called name, such as an optimiser state.
+func (m *Model) Gather(ctx context.Context, name string, shard *torch.Tensor) (*torch.Tensor, error) {
+	p := m.byName[name]
+	if p == nil {
+		return nil, fmt.Errorf("fsdp: the model has no sharded parameter %q", name)
+	}
+	return m.gather(ctx, p, shard)
+}
+
+func (m *Model) gather(ctx context.Context, p *param, shard *torch.Tensor) (full *torch.Tensor, err error) {
+	if err := m.Load(); err != nil {
+		return nil, err
+	}
+	if shard == nil {
+		shard = p.shard
+	}
+	err = torch.Try(func() {
+		torch.NoGrad(func() {
+			s := torch.NewScope(nil)
+			defer s.Close()
+			size := int64(m.group.Size())
+			in := s.Own(torch.Zeros(shard.DType(), p.chunkNumel()))
+			if n := shard.Numel(); n > 0 {
+				in.Narrow(0, 0, n).Copy(shard.In(s).Detach().Reshape(-1))
+			}
+			out := s.Own(torch.Empty(shard.DType(), size*p.chunkNumel()))
+			torch.Throw(dist.Wait(ctx)(m.group.AllGather(ctx, out, in)))
+			rows := append([]int64{p.chunk * size}, p.shape[1:]...)
+			full = out.View(rows...).Narrow(0, 0, p.shape[0]).Clone().In(nil)
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("fsdp: rank %d: gather parameter %s: %w", m.group.Rank(), p.name, err)
+	}
+	return full, nil
+}
+
+// Shard is what a rank holds of one parameter.
+type Shard struct {
+	Name   string
+	Param  *nn.Param
+	Shape  []int64 // of the whole parameter
+	Lo, Hi int64   // rows of this rank
+	Tensor *torch.Tensor
+}
+
+// Shards lists the sharded parameters in the order of the root's declaration. It needs no communication.
+func (m *Model) Shards() iter.Seq[Shard] {
+	return func(yield func(Shard) bool) {
+		for _, name := range m.names {
+			p := m.byName[name]
+			if p == nil {
+				continue // replicated
+			}
+			t := p.shard
+			if t == nil {
+				t = p.p.Tensor()
+			}
+			if !yield(Shard{Name: name, Param: p.p, Shape: p.p.Shape(), Lo: p.lo, Hi: p.hi, Tensor: t}) {
+				return
+			}
+		}
+	}
+}
+
+// ZeroGrad drops the gradients of all shards.
+func (m *Model) ZeroGrad() {
+	for _, u := range m.units {
+		for _, p := range u.trainable {
+			if p.shard != nil {
+				p.shard.SetGrad(nil)
+			}
+		}
+	}
+}
