@@ -8,6 +8,7 @@ RACE      := ./accelerate/... ./data/... ./dist/... ./fsdp/... ./internal/... ./
 FUZZTIME  ?= 20s
 BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
+STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
 .PHONY: help quickstart setup build test test-long ctest bench lint fuzz asan race clean
 
@@ -37,13 +38,13 @@ ctest: setup ## the C++ tests
 bench: setup ## benchmarks: BENCH=<regexp> picks some; compare two runs with benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
 
-lint: $(BIN)/staticcheck ## gofmt, go vet, staticcheck
-	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "gofmt needed: $$files"; exit 1; }
+lint: $(STATICCHECK) ## gofmt, go vet, staticcheck
+	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "run gofmt -w on: $$files"; exit 1; }
 	$(GO) vet ./...
-	$(BIN)/staticcheck ./...
+	$(STATICCHECK) ./...
 
-$(BIN)/staticcheck:
-	GOBIN=$(CURDIR)/$(BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+$(STATICCHECK): # into the cache, once per user: it takes a minute to build
+	GOBIN=$(@D) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
 
 fuzz: ## every fuzz target for FUZZTIME each
 	@for package in $$($(GO) list ./...); do \

@@ -1,7 +1,7 @@
 # Finds libtorch and defines the target gofsdp_torch: its headers, libtorch_cpu and libc10.
 #
 # GOFSDP_TORCH_DIR is a folder that holds include/ and lib/: the `torch` folder of a Python installation, an
-# unpacked libtorch, or (the default) the one that `gofsdp setup` keeps in the user's cache.
+# unpacked libtorch, or (the default) the one that `gofsdp setup` used last, which it notes in the user's cache.
 if(NOT GOFSDP_TORCH_DIR AND DEFINED ENV{GOFSDP_TORCH_DIR})
   set(GOFSDP_TORCH_DIR "$ENV{GOFSDP_TORCH_DIR}")
 endif()
@@ -14,6 +14,13 @@ if(NOT GOFSDP_TORCH_DIR)
     set(cache "$ENV{HOME}/.cache/gofsdp")
   endif()
   set(GOFSDP_TORCH_DIR "${cache}/libtorch/2.13.0/torch")
+  if(EXISTS "${cache}/setup.json")
+    file(READ "${cache}/setup.json" state)
+    string(JSON torch_dir ERROR_VARIABLE no_torch_dir GET "${state}" torch_dir)
+    if(NOT no_torch_dir AND IS_DIRECTORY "${torch_dir}")
+      set(GOFSDP_TORCH_DIR "${torch_dir}")
+    endif()
+  endif()
 endif()
 get_filename_component(GOFSDP_TORCH_DIR "${GOFSDP_TORCH_DIR}" ABSOLUTE)
 set(GOFSDP_TORCH_DIR "${GOFSDP_TORCH_DIR}" CACHE PATH "folder with libtorch's include/ and lib/" FORCE)

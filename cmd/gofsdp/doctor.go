@@ -30,9 +30,6 @@ func (*doctorCmd) Run(ctx context.Context) error {
 		driver = "found"
 	}
 	line("NVIDIA driver", driver, nil)
-	for _, tool := range setup.Tools(ctx) {
-		line(tool.Name, tool.Version, tool.Err)
-	}
 	state, err := setup.ReadState("")
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errors.New("not set up; run gofsdp setup")
@@ -49,6 +46,13 @@ func (*doctorCmd) Run(ctx context.Context) error {
 		_, err = os.Stat(library)
 	}
 	line("shim", library, err)
+	for _, tool := range setup.Tools(ctx) {
+		if err == nil && tool.Err != nil { // everything is built: tools are for the next set-up only
+			line(tool.Name, fmt.Sprintf("not usable (%v); only set-up needs it", tool.Err), nil)
+			continue
+		}
+		line(tool.Name, tool.Version, tool.Err)
+	}
 	if missing > 0 {
 		return fmt.Errorf("doctor: %d of the above are missing", missing)
 	}

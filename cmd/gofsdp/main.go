@@ -37,7 +37,7 @@ func run(args []string) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
-	parser, err := kong.New(&cli{}, kong.Name("gofsdp"), kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+	parser, err := kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Description("Fine-tune large language models on as many GPUs as it takes, or on CPUs."))
 	if err != nil {
 		return report(err)
@@ -47,7 +47,8 @@ func run(args []string) int {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		parser.FatalIfErrorf(err)
+		fmt.Fprintf(os.Stderr, "gofsdp: %v (see gofsdp --help)\n", err)
+		return 2
 	}
 	command.BindTo(ctx, (*context.Context)(nil))
 	var names commandNames
