@@ -210,16 +210,17 @@ func (w *walker) fields(v reflect.Value, name string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag, tagged := f.Tag.Lookup("torch")
-		if tag == "-" || !f.IsExported() || !holdsModules(f.Type) {
+		if tag == "-" || !holdsModules(f.Type) {
 			continue
 		}
-		if f.Anonymous && !tagged {
-			if f.Type.Kind() == reflect.Struct {
-				w.fields(v.Field(i), name)
-				continue
-			}
-			tag = ""
-		} else if !tagged {
+		if f.Anonymous && !tagged && f.Type.Kind() == reflect.Struct { // exported or not, as Go promotes its fields
+			w.fields(v.Field(i), name)
+			continue
+		}
+		if !f.IsExported() {
+			continue
+		}
+		if !tagged && !f.Anonymous {
 			tag = f.Name
 		}
 		w.value(v.Field(i), join(name, tag))
