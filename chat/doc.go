@@ -6,10 +6,9 @@
 //	text, err := tpl.Render(messages, chat.RenderOptions{AddGenerationPrompt: true})
 //	ids, mask, err := tpl.Encode(tok, messages, chat.EncodeOptions{})
 //
-// Rendering is done by the gonja engine behind an adapter that gives it the settings and
-// functions of transformers: trim_blocks, lstrip_blocks, ordered objects, tojson as Python
-// prints it, raise_exception, strftime_now, loop controls and {% generation %}. gonja is not
-// jinja2, though: templates whose output was compared with jinja2 are listed by hash
-// (Verified), and New warns once about any other. A template that does not parse is an error;
-// no other format is ever used in its place.
+// Templates are Jinja programs; the engine in internal/jinja follows jinja2 as transformers
+// sets it up: trim_blocks, lstrip_blocks, tojson as Python prints it, raise_exception,
+// strftime_now, loop controls and {% generation %}. Templates whose output was compared with
+// jinja2 are listed by hash (Verified), and New warns once about any other. A template that
+// does not parse is an error; no other format is ever used in its place.
 package chat

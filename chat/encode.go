@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/chat/internal/jinja"
 	"github.com/gofsdp/gofsdp/tokenizer"
 )
 
@@ -181,13 +182,13 @@ func unmark(marked string) (text string, spans []tokenizer.Span, ok bool) {
 	var out strings.Builder
 	open := -1
 	for {
-		i := strings.IndexAny(marked, markStart+markEnd)
+		i := strings.IndexAny(marked, jinja.MarkStart+jinja.MarkEnd)
 		if i < 0 {
 			out.WriteString(marked)
 			return out.String(), spans, open < 0
 		}
 		out.WriteString(marked[:i])
-		if strings.HasPrefix(marked[i:], markStart) != (open < 0) {
+		if strings.HasPrefix(marked[i:], jinja.MarkStart) != (open < 0) {
 			return "", nil, false
 		}
 		if open < 0 {
@@ -196,6 +197,6 @@ func unmark(marked string) (text string, spans []tokenizer.Span, ok bool) {
 			spans = append(spans, tokenizer.Span{Start: open, End: out.Len()})
 			open = -1
 		}
-		marked = marked[i+len(markStart):]
+		marked = marked[i+len(jinja.MarkStart):]
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/chat/internal/jinja"
 )
 
 // Message is one turn of a conversation.
@@ -65,7 +67,11 @@ func (m *Message) UnmarshalJSON(data []byte) error {
 
 // MarshalJSON writes role, content and the extra fields, in this order.
 func (m Message) MarshalJSON() ([]byte, error) {
-	s, err := pyJSON(m.object(), jsonStyle{})
+	v, err := toTemplate(m)
+	if err != nil {
+		return nil, fmt.Errorf("chat: message: %w", err)
+	}
+	s, err := jinja.JSON(v)
 	return []byte(s), err
 }
 

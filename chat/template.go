@@ -7,18 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/nikolalohinski/gonja/v2/exec"
+	"github.com/gofsdp/gofsdp/chat/internal/jinja"
 )
 
 // Template is a parsed chat template. It is safe for concurrent use.
 type Template struct {
 	source  string
 	special map[string]string
-	tpl     *exec.Template
+	tpl     *jinja.Template
 }
 
 // RenderOptions are the arguments of apply_chat_template. The zero value renders the
@@ -57,9 +56,9 @@ func NewWithWarning(template string, special map[string]string, warn func(msg st
 	if template == "" {
 		return nil, ErrNoTemplate
 	}
-	tpl, err := compile(template)
+	tpl, err := jinja.Parse(template)
 	if err != nil {
-		return nil, fmt.Errorf("chat: parse template: %s", withoutSource(err, template))
+		return nil, fmt.Errorf("chat: parse template: %w", err)
 	}
 	t := &Template{source: template, special: make(map[string]string, len(special)), tpl: tpl}
 	for k, v := range special {
@@ -72,11 +71,6 @@ func NewWithWarning(template string, special map[string]string, warn func(msg st
 		}
 	}
 	return t, nil
-}
-
-// withoutSource shortens an engine error that quotes the whole template.
-func withoutSource(err error, template string) string {
-	return strings.ReplaceAll(err.Error(), template, "chat_template")
 }
 
 // Hash is the SHA-256 of a template's text in hexadecimal.
@@ -94,59 +88,72 @@ func (t *Template) Render(msgs []Message, opts RenderOptions) (string, error) {
 	return t.render(msgs, opts, false)
 }
 
-func (t *Template) render(msgs []Message, opts RenderOptions, marks bool) (out string, err error) {
-	var raised *RaisedError
-	defer func() {
-		recoverTo(&err)
-		switch {
-		case err == nil:
-		case raised != nil:
-			out, err = "", fmt.Errorf("chat: render: %w", raised)
-		default:
-			out, err = "", fmt.Errorf("chat: render: %s", withoutSource(err, t.source))
-		}
-	}()
-	vars := map[string]any{}
+func (t *Template) render(msgs []Message, opts RenderOptions, marks bool) (string, error) {
+	vars, err := t.variables(msgs, opts)
+	if err != nil {
+		return "", fmt.Errorf("chat: render: %w", err)
+	}
+	out, err := t.tpl.Render(vars, jinja.Options{Marks: marks})
+	if err != nil {
+		return "", fmt.Errorf("chat: render: %w", err)
+	}
+	return out, nil
+}
+
+// variables are what transformers gives to a template.
+func (t *Template) variables(msgs []Message, opts RenderOptions) (map[string]any, error) {
+	vars := map[string]any{
+		"add_generation_prompt": opts.AddGenerationPrompt,
+		"tools":                 nil,
+		"documents":             nil,
+	}
 	for name, token := range t.special {
 		vars[name] = token
 	}
-	list := make([]any, len(msgs))
+	list := jinja.NewList()
 	for i, m := range msgs {
-		if list[i], err = toEngine(m); err != nil {
-			return "", fmt.Errorf("message %d: %w", i, err)
+		v, err := toTemplate(m)
+		if err != nil {
+			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
+		list.Items = append(list.Items, v)
 	}
 	vars["messages"] = list
-	vars["add_generation_prompt"] = opts.AddGenerationPrompt
 	if opts.Tools != nil {
-		tools := make([]any, len(opts.Tools))
+		tools := jinja.NewList()
 		for i, raw := range opts.Tools {
-			if tools[i], err = toEngine(raw); err != nil {
-				return "", fmt.Errorf("tool %d: %w", i, err)
+			v, err := toTemplate(raw)
+			if err != nil {
+				return nil, fmt.Errorf("tool %d: %w", i, err)
 			}
+			tools.Items = append(tools.Items, v)
 		}
 		vars["tools"] = tools
 	}
 	for _, f := range opts.Vars {
-		if vars[f.Name], err = toEngine(f.Value); err != nil {
-			return "", fmt.Errorf("variable %s: %w", f.Name, err)
+		v, err := toTemplate(f.Value)
+		if err != nil {
+			return nil, fmt.Errorf("variable %s: %w", f.Name, err)
 		}
+		vars[f.Name] = v
 	}
-	vars["raise_exception"] = func(args *exec.VarArgs) (*exec.Value, error) {
-		if raised == nil {
-			raised = &RaisedError{args.First().String()}
-		}
-		return nil, raised
-	}
+	vars["raise_exception"] = jinja.Func(func(a jinja.Args) (any, error) {
+		return nil, &RaisedError{firstString(a)}
+	})
 	now := opts.Now
 	if now.IsZero() {
 		now = time.Now()
 	}
-	vars["strftime_now"] = func(args *exec.VarArgs) (string, error) {
-		return strftime(now, args.First().String())
+	vars["strftime_now"] = jinja.Func(func(a jinja.Args) (any, error) {
+		return strftime(now, firstString(a))
+	})
+	return vars, nil
+}
+
+func firstString(a jinja.Args) string {
+	if len(a.Pos) == 0 {
+		return ""
 	}
-	if marks {
-		vars[marksVar] = true
-	}
-	return t.tpl.ExecuteToString(exec.NewContext(vars))
+	s, _ := a.Pos[0].(string)
+	return s
 }
