@@ -17,8 +17,7 @@ RowLoss cross_entropy_row(float* row, int64_t size, int64_t target) {
   int64_t i = 0;
   for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
     for (int k = 0; k < 4; ++k) {
-      const F32x8 v = load8(row + i + k * kLanes);
-      m[k] = m[k] > v ? m[k] : v;
+      m[k] = max8(m[k], load8(row + i + k * kLanes));
     }
   }
   float max = row[0];

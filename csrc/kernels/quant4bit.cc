@@ -8,10 +8,6 @@
 namespace gofsdp::kernels {
 namespace {
 
-using U16x16 = uint16_t __attribute__((vector_size(32)));
-using U8x16 = uint8_t __attribute__((vector_size(16)));
-using U8x8 = uint8_t __attribute__((vector_size(8)));
-
 // Normal-float codes: quantiles of the normal distribution, scaled to [-1, 1] (Dettmers et al., QLoRA, appendix E).
 constexpr std::array<float, 16> kNF4 = {
     -1.0f,         -0.6961928f,  -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
@@ -47,36 +43,98 @@ const Ranks& ranks(Quant4Type type) {
   return type == Quant4Type::kNF4 ? nf4 : fp4;
 }
 
-// Number of midpoints strictly below each value: a tie goes to the lower code.
-inline U8x8 rank8(F32x8 v, const Ranks& r) {
-  I32x8 n{};
-  for (const float m : r.midpoint) {
-    n -= v > m; // a true lane is -1
+#if defined(__AVX2__)
+// Quantiser holds the tables of one 4-bit type in registers and turns 32 scaled weights into 16 bytes.
+class Quantiser {
+ public:
+  explicit Quantiser(const Ranks& r)
+      : middle_(_mm256_set1_ps(r.midpoint[7])),
+        quarter_low_(_mm256_set1_ps(r.midpoint[3])),
+        quarter_high_(_mm256_set1_ps(r.midpoint[11])) {
+    float eighths[8] = {}, odd[8];
+    for (size_t i = 0; i < 8; ++i) {
+      odd[i] = r.midpoint[2 * i];
+      eighths[i] = i < 4 ? r.midpoint[4 * i + 1] : 0;
+    }
+    eighths_ = _mm256_loadu_ps(eighths);
+    sixteenths_ = _mm256_loadu_ps(odd);
+    __m128i codes;
+    std::memcpy(&codes, r.code.data(), sizeof(codes));
+    codes_ = _mm256_broadcastsi128_si256(codes);
   }
-  return __builtin_convertvector(n, U8x8);
-}
+
+  void pack32(const F32x8 (&v)[4], uint8_t* out) const {
+    const __m256i ab = _mm256_packus_epi32(rank(v[0]), rank(v[1])), cd = _mm256_packus_epi32(rank(v[2]), rank(v[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packing works within 128-bit halves
+    const __m256i ranks = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(ab, cd), order);
+    const __m256i codes = _mm256_shuffle_epi8(codes_, ranks);
+    const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x0110)); // even * 16 + odd
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(bytes));
+  }
+
+ private:
+  // Number of midpoints strictly below each value, by bisection: a tie goes to the lower code.
+  __m256i rank(F32x8 value) const {
+    const __m256 v = bit_cast_to<__m256>(value);
+    const __m256 above = _mm256_cmp_ps(v, middle_, _CMP_GT_OQ);
+    __m256i n = bit(above, 8);
+    n = _mm256_or_si256(
+        n, bit(_mm256_cmp_ps(v, _mm256_blendv_ps(quarter_low_, quarter_high_, above), _CMP_GT_OQ), 4));
+    const __m256 eighth = _mm256_permutevar8x32_ps(eighths_, _mm256_srli_epi32(n, 2));
+    n = _mm256_or_si256(n, bit(_mm256_cmp_ps(v, eighth, _CMP_GT_OQ), 2));
+    const __m256 sixteenth = _mm256_permutevar8x32_ps(sixteenths_, _mm256_srli_epi32(n, 1));
+    return _mm256_or_si256(n, bit(_mm256_cmp_ps(v, sixteenth, _CMP_GT_OQ), 1));
+  }
+
+  static __m256i bit(__m256 mask, int value) {
+    return _mm256_and_si256(_mm256_castps_si256(mask), _mm256_set1_epi32(value));
+  }
+
+  __m256 middle_, quarter_low_, quarter_high_, eighths_, sixteenths_;
+  __m256i codes_;
+};
+#else
+class Quantiser {
+ public:
+  explicit Quantiser(const Ranks& r) : ranks_(r) {}
+
+  void pack32(const F32x8 (&v)[4], uint8_t* out) const {
+    for (int i = 0; i < 32; i += 2) {
+      out[i / 2] = static_cast<uint8_t>(code(v[i / 8][i % 8]) << 4 | code(v[i / 8][i % 8 + 1]));
+    }
+  }
+
+ private:
+  // The rank is the number of midpoints strictly below the value: a tie goes to the lower code.
+  unsigned code(float v) const {
+    size_t rank = 0;
+    for (const float m : ranks_.midpoint) {
+      rank += v > m ? 1 : 0;
+    }
+    return ranks_.code[rank];
+  }
+
+  const Ranks& ranks_;
+};
+#endif
 
 template <class T>
 float block_absmax(const T* x, int64_t n) {
-  F32x8 m{};
-  for_each_vector(n, [&](int64_t i, int64_t len) {
-    const F32x8 v = abs8(load_n(x + i, len));
-    m = v > m ? v : m;
-  });
-  return max_lanes(m);
+  F32x8 m[2] = {};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    m[0] = max8(abs8(load8(x + i)), m[0]);
+    m[1] = max8(abs8(load8(x + i + kLanes)), m[1]);
+  }
+  for_each_vector(n - i, [&](int64_t at, int64_t len) { m[0] = max8(abs8(load_n(x + i + at, len)), m[0]); });
+  return max_lanes(max8(m[0], m[1]));
 }
 
-// Packs n ranks (padded to 32) into bytes.
-inline void pack(uint8_t* ranked, int64_t n, const Ranks& r, bool identity, uint8_t* out) {
-  if (!identity) {
-    for (int i = 0; i < 32; ++i) {
-      ranked[i] = r.code[ranked[i]];
-    }
-  }
-  U16x16 pairs; // little endian: the even weight is the low byte
-  std::memcpy(&pairs, ranked, sizeof(pairs));
-  const U8x16 bytes = __builtin_convertvector(((pairs << 4) & 0xf0) | (pairs >> 8), U8x16);
-  std::memcpy(out, &bytes, static_cast<size_t>((n + 1) / 2));
+inline F32x8 clamp8(F32x8 v) {
+  const F32x8 one = broadcast(1.0f);
+  v = v > one ? one : v;
+  return v < -one ? -one : v;
 }
 
 inline float scale_at(const Scales& s, int64_t block) {
@@ -197,33 +255,34 @@ const float* dynamic_table() {
 template <class T>
 void quantize_4bit(const T* x, int64_t size, Quant4Type type, int64_t block_size, int64_t first, int64_t last,
                    uint8_t* packed, float* absmax) {
-  const Ranks& r = ranks(type);
-  const F32x8 one = broadcast(1.0f);
-  const bool identity = type == Quant4Type::kNF4;
+  const Quantiser quantiser(ranks(type));
   for (int64_t block = first; block < last; ++block) {
-    const int64_t begin = block * block_size;
-    const int64_t n = std::min(block_size, size - begin);
-    const bool full = n == block_size;
-    float scale = block_absmax(x + begin, n);
-    // Full blocks multiply by the reciprocal and store the scale as it is; a short one divides by what it stores.
-    if (!full) {
-      scale = std::max(scale, kTiny);
-    }
-    absmax[block] = scale;
-    const float inverse = 1.0f / std::max(scale, kTiny);
-    alignas(32) uint8_t ranked[32];
-    for (int64_t i = 0; i < n; i += 32) {
-      const int64_t piece = std::min<int64_t>(32, n - i);
-      for (int64_t j = 0; j < 32; j += 8) {
-        const int64_t len = std::clamp<int64_t>(piece - j, 0, 8);
-        F32x8 v = load_n(x + begin + i + j, len);
-        v = full ? v * inverse : v / scale;
-        v = v > one ? one : v;
-        v = v < -one ? -one : v;
-        const U8x8 ranks8 = rank8(v, r);
-        std::memcpy(ranked + j, &ranks8, sizeof(ranks8));
+    const T* from = x + block * block_size;
+    uint8_t* to = packed + block * block_size / 2;
+    const int64_t n = std::min(block_size, size - block * block_size);
+    float scale = block_absmax(from, n);
+    F32x8 v[4];
+    if (n == block_size) {
+      absmax[block] = scale;
+      const float inverse = 1.0f / std::max(scale, kTiny);
+      for (int64_t i = 0; i < n; i += 32) {
+        for (int k = 0; k < 4; ++k) {
+          v[k] = clamp8(load8(from + i + k * kLanes) * inverse);
+        }
+        quantiser.pack32(v, to + i / 2);
       }
-      pack(ranked, piece, r, identity, packed + (begin + i) / 2);
+      continue;
+    }
+    // A short last block divides, by the scale that it stores.
+    scale = std::max(scale, kTiny);
+    absmax[block] = scale;
+    for (int64_t i = 0; i < n; i += 32) {
+      for (int64_t k = 0; k < 4; ++k) {
+        v[k] = clamp8(load_part(from + i + std::min(n - i, k * kLanes), std::clamp<int64_t>(n - i - k * kLanes, 0, kLanes)) / scale);
+      }
+      uint8_t bytes[16];
+      quantiser.pack32(v, bytes);
+      std::memcpy(to + i / 2, bytes, static_cast<size_t>((std::min<int64_t>(32, n - i) + 1) / 2));
     }
   }
 }

@@ -157,6 +157,15 @@ inline float max_lanes(F32x8 v) {
   return m;
 }
 
+// a > b ? a : b, so b where a is NaN.
+inline F32x8 max8(F32x8 a, F32x8 b) {
+#if defined(__AVX2__)
+  return bit_cast_to<F32x8>(_mm256_max_ps(bit_cast_to<__m256>(a), bit_cast_to<__m256>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
 inline F32x8 abs8(F32x8 v) {
   return bit_cast_to<F32x8>(bit_cast_to<I32x8>(v) & 0x7fffffff);
 }
