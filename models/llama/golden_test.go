@@ -116,11 +116,14 @@ func TestGoldenTinyTraining(t *testing.T) {
 			}
 			require.InDelta(t, meta.AdamW.LossAfter, backward(m, batch), 2e-5)
 			params := llamatest.Open(t, "tiny", name, "params_after10.safetensors")
-			moved := 0.0
+			moved, mean := 0.0, 0.0
 			for _, n := range nn.NamedParams(m) {
-				moved = max(moved, llamatest.Near(t, params.Get(n.Name), n.Param.Tensor(), 1e-4, n.Name))
+				// Adam divides by |g|: where g is near 0, its rounding decides how far one element moves.
+				moved = max(moved, llamatest.Near(t, params.Get(n.Name), n.Param.Tensor(), 1e-3, n.Name))
+				mean = max(mean, llamatest.MeanDiff(n.Param.Tensor(), params.Get(n.Name)))
 			}
-			t.Logf("losses differ by at most %.2g, parameters by %.2g", worst, moved)
+			require.LessOrEqual(t, mean, 2e-6)
+			t.Logf("losses differ by at most %.2g, parameters by %.2g, in the mean by %.2g", worst, moved, mean)
 		})
 	}
 }
@@ -147,5 +150,80 @@ func TestTrainingKeepsTheTensorCountFlat(t *testing.T) {
 			require.Equal(t, first.LiveTensors, now.LiveTensors, "live tensors after step %d", i)
 			require.Equal(t, first.LiveBytes, now.LiveBytes, "live bytes after step %d", i)
 		}
+	}
+}
+
+func TestGoldenRope(t *testing.T) {
+	for _, name := range tinyModels {
+		t.Run(name, func(t *testing.T) {
+			want := llamatest.Open(t, "tiny", name, "forward.safetensors")
+			for _, file := range []string{"config.json", "config_classic.json"} {
+				inverse, cos, sin := llama.RopeOf(t, llamatest.Golden("tiny", name, file), 100)
+				require.Equal(t, torch.Slice[float32](want.Get("inv_freq")), inverse)
+				llamatest.Near(t, want.Get("rope_cos"), cos, 0, "cos")
+				llamatest.Near(t, want.Get("rope_sin"), sin, 0, "sin")
+			}
+		})
+	}
+}
+
+func TestGoldenPackedRow(t *testing.T) {
+	m := llamatest.Model(t, "tiny", "plain")
+	want := llamatest.Open(t, "packing", "packed_equivalence_tiny_plain.safetensors")
+	var meta struct {
+		Loss float64 `json:"loss_packed_first_token_of_each_segment_masked"`
+	}
+	llamatest.JSON(t, &meta, "packing", "packed_equivalence_meta.json")
+	cu := []int32{0, 20, 27, 40}
+	step := torch.NewScope(nil)
+	defer step.Close()
+	ids, positions := want.Get("input_ids").In(step), want.Get("position_ids").In(step)
+	for _, in := range []llama.Input{
+		{IDs: ids.View(1, 40), Labels: ids.View(1, 40)},
+		{IDs: ids.View(1, 40), Labels: ids.View(1, 40), Positions: positions.View(1, 40)},
+	} {
+		in.CuSeqlens, in.Logits = cu, true
+		out := nn.Run(m, &nn.Call{Scope: step}, in)
+		llamatest.Near(t, want.Get("logits_separate"), out.Logits.Squeeze(0), 2e-5, "logits")
+		require.InDelta(t, meta.Loss, out.Loss.Item()/float64(out.Count), 5e-6)
+		require.EqualValues(t, 37, out.Count, "the first token of a sequence is no target")
+	}
+
+	// Two rows of twenty tokens; the second holds two sequences.
+	in := llama.Input{IDs: ids.View(2, 20), CuSeqlens: []int32{0, 20, 27, 40}, Logits: true}
+	out := nn.Run(m, &nn.Call{Scope: step}, in)
+	llamatest.Near(t, want.Get("logits_separate"), out.Logits.Reshape(40, 256), 2e-5, "two packed rows")
+}
+
+func TestParityPackedGradients(t *testing.T) {
+	m := llamatest.Model(t, "tiny", "plain")
+	ids := make([]int64, 40)
+	for i := range ids {
+		ids[i] = int64(3 + i*7%250)
+	}
+	run := func(inputs ...llama.Input) map[string]*torch.Tensor {
+		step := torch.NewScope(nil)
+		defer step.Close()
+		for _, in := range inputs {
+			in.IDs = step.Own(in.IDs)
+			in.Labels = in.IDs
+			nn.Run(m, &nn.Call{Scope: step, Training: true}, in).Loss.Backward()
+		}
+		out := map[string]*torch.Tensor{}
+		for _, n := range nn.NamedParams(m) {
+			out[n.Name] = n.Param.Tensor().Grad()
+			n.Param.Tensor().SetGrad(nil)
+		}
+		return out
+	}
+	packed := run(llama.Input{IDs: torch.FromSlice(ids, 1, 40), CuSeqlens: []int32{0, 20, 27, 40}})
+	apart := run(
+		llama.Input{IDs: torch.FromSlice(ids[:20], 1, 20)},
+		llama.Input{IDs: torch.FromSlice(ids[20:27], 1, 7)},
+		llama.Input{IDs: torch.FromSlice(ids[27:], 1, 13)},
+	)
+	for _, n := range nn.NamedParams(m) {
+		diff, size := llamatest.MaxDiff(packed[n.Name], apart[n.Name])
+		require.LessOrEqual(t, diff, 1e-5*size, n.Name)
 	}
 }

@@ -19,8 +19,6 @@ type LoadOptions struct {
 	Device torch.Device
 	// Progress is told how many of the parameters are loaded; nil is not called.
 	Progress func(done, total int)
-	// Missing leaves parameters that the weights lack as they are, instead of failing: adapters are not in a base model.
-	Missing func(name string) bool
 }
 
 // weightLoader is a module that makes its parameters from a stored weight of another form, as quantised layers do.
@@ -28,8 +26,11 @@ type weightLoader interface {
 	LoadWeight(ctx context.Context, w modelio.View, g dist.Group) error
 }
 
+// adapter is a module with parameters that a base model's checkpoint does not have.
+type adapter interface{ AdapterParams() []*nn.Param }
+
 // Load fills the parameters of a model, on the meta device or not, with the rows that this rank owns. It reads those rows
-// only, through mapped files, and gives the pages back, so memory is bounded by the largest part of a tensor. The model may
+// only, through mapped files, and gives the pages back, so memory is bounded by the largest part of a tensor. Parameters of adapters are left alone. The model may
 // be sharded before or after. Parameters of other dtypes than stored are converted.
 func Load(ctx context.Context, m *Model, w *modelio.Weights, o LoadOptions) error {
 	if o.Group == nil {
@@ -37,6 +38,11 @@ func Load(ctx context.Context, m *Model, w *modelio.Weights, o LoadOptions) erro
 	}
 	loaded := map[*nn.Param]bool{}
 	for _, module := range nn.Modules(m) {
+		if a, ok := module.Module.(adapter); ok {
+			for _, p := range a.AdapterParams() {
+				loaded[p] = true
+			}
+		}
 		l, ok := module.Module.(weightLoader)
 		if !ok {
 			continue
@@ -53,7 +59,10 @@ func Load(ctx context.Context, m *Model, w *modelio.Weights, o LoadOptions) erro
 		}
 		// The parameters made from the weight are those directly under it; a bias is stored by itself.
 		for _, n := range nn.NamedParams(module.Module) {
-			loaded[n.Param] = n.Name != "bias"
+			if n.Name != "bias" {
+				loaded[n.Param] = true
+				moveTo(n.Param, o.Device)
+			}
 		}
 	}
 	params := nn.NamedParams(m)
@@ -79,9 +88,6 @@ func loadParam(n nn.Named, w *modelio.Weights, o LoadOptions) error {
 		if !w.Has(name) {
 			name = other
 		}
-	}
-	if !w.Has(name) && o.Missing != nil && o.Missing(n.Name) {
-		return nil
 	}
 	view, err := w.Tensor(name)
 	if err != nil {
@@ -123,4 +129,11 @@ func fill(p *nn.Param, t *torch.Tensor, device torch.Device) {
 		t.Free()
 	}
 	p.SetTensor(converted)
+}
+
+func moveTo(p *nn.Param, device torch.Device) {
+	if now := p.Tensor(); now.Device() != device {
+		p.SetTensor(now.ToDevice(device))
+		now.Free()
+	}
 }
