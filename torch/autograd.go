@@ -2,6 +2,7 @@ package torch
 
 import (
 	"runtime"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/capi"
 )
@@ -79,12 +80,15 @@ func (t *Tensor) Grad() *Tensor {
 	return wrapHandle(g, t.scope)
 }
 
-// SetGrad replaces the accumulated gradient; nil clears it.
+// SetGrad replaces the accumulated gradient, which has t's shape; nil clears it.
 func (t *Tensor) SetGrad(g *Tensor) {
 	h := t.use("SetGrad")
 	defer t.done()
 	var gh capi.Handle
 	if g != nil {
+		if want, got := t.Shape(), g.Shape(); !slices.Equal(want, got) {
+			fail("SetGrad", ErrArgument, "gradient of shape %v for a tensor of shape %v", got, want)
+		}
 		gh = g.use("SetGrad")
 		defer g.done()
 	}

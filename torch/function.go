@@ -121,6 +121,8 @@ func WithSavedTensorHooks(hooks SavedTensorHooks, f func()) {
 type savedHooks struct{ h SavedTensorHooks }
 
 func (s savedHooks) Call(event capi.Event, in, out []int64) error {
+	hooksInside.Add(1)
+	defer hooksInside.Add(-1)
 	switch event {
 	case capi.EventPack:
 		scope := NewScope(nil)

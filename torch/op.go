@@ -14,6 +14,7 @@ import (
 // op is an operator of the dispatcher, looked up at its first call. args is the order in which Go passes arguments.
 type op struct {
 	name, overload, args string
+	heavy                bool // see Note [Heavy operators]
 	find                 func() (capi.Handle, error)
 }
 
@@ -28,7 +29,7 @@ func newOp(name, overload, args string) *op {
 }
 
 func lookUp(name, overload, args string) *op {
-	o := &op{name: name, overload: overload, args: args}
+	o := &op{name: name, overload: overload, args: args, heavy: isHeavy(name)}
 	o.find = sync.OnceValues(func() (capi.Handle, error) {
 		if err := capi.Load(); err != nil {
 			return 0, err
@@ -102,6 +103,9 @@ func (e *encoder) run(o *op, args []any) []int64 {
 	check(o.name, err)
 	for _, a := range args {
 		e.put(a)
+	}
+	if o.heavy {
+		defer enterHeavy()()
 	}
 	out, err := capi.CallOp(h, e.out, e.rets[:])
 	if err != nil {

@@ -1,6 +1,7 @@
 package torch
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 
@@ -72,17 +73,25 @@ func lockThread(f func()) {
 // its work on one Worker keeps them bounded.
 type Worker struct {
 	jobs chan func()
+	end  chan struct{}
 	once sync.Once
 }
 
+// ErrWorkerClosed is what Do returns after Close.
+var ErrWorkerClosed = errors.New("torch: the worker is closed")
+
 // NewWorker starts a worker; Close ends it.
 func NewWorker() *Worker {
-	w := &Worker{jobs: make(chan func())}
+	w := &Worker{jobs: make(chan func()), end: make(chan struct{})}
 	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		for f := range w.jobs {
-			f()
+		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine, and its buffers with it
+		for {
+			select {
+			case f := <-w.jobs:
+				f()
+			case <-w.end:
+				return
+			}
 		}
 	}()
 	return w
@@ -92,13 +101,18 @@ func NewWorker() *Worker {
 func (w *Worker) Do(f func()) error {
 	done := make(chan error, 1)
 	bug := make(chan any, 1)
-	w.jobs <- func() {
+	job := func() {
 		defer func() {
 			if v := recover(); v != nil {
 				bug <- v
 			}
 		}()
 		done <- Try(f)
+	}
+	select {
+	case <-w.end:
+		return ErrWorkerClosed
+	case w.jobs <- job:
 	}
 	select {
 	case err := <-done:
@@ -108,8 +122,8 @@ func (w *Worker) Do(f func()) error {
 	}
 }
 
-// Close ends the worker's thread.
-func (w *Worker) Close() { w.once.Do(func() { close(w.jobs) }) }
+// Close ends the worker's thread after the job that runs.
+func (w *Worker) Close() { w.once.Do(func() { close(w.end) }) }
 
 // Generator is a source of random numbers on the CPU.
 type Generator struct{ h capi.Handle }
