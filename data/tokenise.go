@@ -44,6 +44,8 @@ type TokeniseOptions struct {
 	EOS []int32
 	// PromptLoss counts the prompt of prompt/completion rows in the loss as well (TRL's completion_only_loss false).
 	PromptLoss bool
+	// MaxRows uses only the first so many rows; 0 means all.
+	MaxRows int
 	// Workers is the number of goroutines; 0 means 1, which is right for encoders that are not safe for concurrent use.
 	Workers int
 }
@@ -70,15 +72,19 @@ func Tokenise(ctx context.Context, d *Dataset, enc Encoders, opts TokeniseOption
 	if err := enc.check(d); err != nil {
 		return nil, Stats{}, err
 	}
-	out := make([]Example, d.Len())
-	cut := make([]int, d.Len())
+	rows := d.Len()
+	if opts.MaxRows > 0 {
+		rows = min(rows, opts.MaxRows)
+	}
+	out := make([]Example, rows)
+	cut := make([]int, rows)
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
 	for range max(1, opts.Workers) {
 		g.Go(func() error {
 			for {
 				i := int(next.Add(1)) - 1
-				if i >= d.Len() {
+				if i >= rows {
 					return nil
 				}
 				if err := ctx.Err(); err != nil {
@@ -106,7 +112,7 @@ func Tokenise(ctx context.Context, d *Dataset, enc Encoders, opts TokeniseOption
 	if err := g.Wait(); err != nil {
 		return nil, Stats{}, err
 	}
-	stats := Stats{Rows: d.Len()}
+	stats := Stats{Rows: rows}
 	kept := out[:0]
 	for i, ex := range out {
 		stats.LongestBefore = max(stats.LongestBefore, len(ex.IDs)+cut[i])

@@ -1,0 +1,169 @@
+package sft
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Config are the settings of a run, under the names that TrainingArguments, TRL's SFTConfig and PEFT's training script
+// give them. The tags are the command line of `gofsdp sft`. DefaultConfig holds the defaults of those programs.
+type Config struct {
+	ModelNameOrPath string `name:"model_name_or_path" required:"" placeholder:"DIR" help:"Model folder (config.json, safetensors, tokenizer.json)."`
+	DatasetName     string `name:"dataset_name" required:"" placeholder:"PATH" help:"Folder with train.jsonl and eval.jsonl (or test.jsonl, validation.jsonl), or one JSONL file."`
+	OutputDir       string `name:"output_dir" required:"" placeholder:"DIR" help:"Where checkpoints, metrics and the result go."`
+
+	MaxLength        int     `name:"max_length" aliases:"max_seq_length,max_seq_len" default:"1024" help:"Tokens per example; longer ones are cut at the end."`
+	MaxTrainSamples  int     `name:"max_train_samples" help:"Use only the first so many training rows; 0: all."`
+	MaxEvalSamples   int     `name:"max_eval_samples" help:"Use only the first so many evaluation rows; 0: all."`
+	NumTrainEpochs   float64 `name:"num_train_epochs" default:"3" help:"Passes over the data."`
+	MaxSteps         int     `name:"max_steps" default:"-1" help:"Optimiser steps; overrides num_train_epochs if positive."`
+	TrainBatchSize   int     `name:"per_device_train_batch_size" default:"8" help:"Examples per rank and micro-batch."`
+	EvalBatchSize    int     `name:"per_device_eval_batch_size" default:"8" help:"Examples per rank in evaluation."`
+	AccumulateSteps  int     `name:"gradient_accumulation_steps" default:"1" help:"Micro-batches per optimiser step."`
+	GroupByLength    bool    `name:"group_by_length" negatable:"" help:"Batch examples of similar length."`
+	PadToMultipleOf  int     `name:"pad_to_multiple_of" help:"Round the length of batches up to a multiple."`
+	Packing          bool    `name:"packing" negatable:"" help:"Pack examples into rows of max_length (best-fit decreasing), without padding."`
+	DropLast         bool    `name:"dataloader_drop_last" negatable:"" help:"Drop the last incomplete batch of an epoch."`
+	LearningRate     float64 `name:"learning_rate" default:"2e-5" help:"Peak learning rate."`
+	LRSchedulerType  string  `name:"lr_scheduler_type" default:"linear" help:"Learning-rate schedule, as in transformers."`
+	WarmupSteps      float64 `name:"warmup_steps" help:"Warm-up: steps, or a share of all steps below 1."`
+	WarmupRatio      float64 `name:"warmup_ratio" help:"Warm-up as a share of all steps."`
+	WeightDecay      float64 `name:"weight_decay" help:"Decoupled weight decay of AdamW."`
+	AdamBeta1        float64 `name:"adam_beta1" default:"0.9" help:"AdamW's beta1."`
+	AdamBeta2        float64 `name:"adam_beta2" default:"0.999" help:"AdamW's beta2."`
+	AdamEpsilon      float64 `name:"adam_epsilon" default:"1e-8" help:"AdamW's epsilon."`
+	MaxGradNorm      float64 `name:"max_grad_norm" default:"1" help:"Clip gradients to this norm; 0: do not."`
+	Seed             int64   `name:"seed" default:"42" help:"Seed of adapter weights, data order and dropout."`
+	GradCheckpointed bool    `name:"gradient_checkpointing" default:"true" negatable:"" help:"Recompute activations in backward instead of keeping them."`
+
+	LoggingSteps   int     `name:"logging_steps" default:"10" help:"Write a log line every so many steps (not on a terminal)."`
+	EvalStrategy   string  `name:"eval_strategy" default:"no" enum:"no,steps,epoch" help:"no, steps or epoch; except with no, evaluation also runs at the end."`
+	EvalSteps      int     `name:"eval_steps" help:"Evaluate every so many steps; 0: logging_steps."`
+	EvalOnStart    bool    `name:"eval_on_start" negatable:"" help:"Evaluate before the first step."`
+	SaveStrategy   string  `name:"save_strategy" default:"steps" enum:"no,steps,epoch" help:"no, steps or epoch."`
+	SaveSteps      float64 `name:"save_steps" default:"500" help:"Save a checkpoint every so many steps, or share of all steps below 1."`
+	SaveTotalLimit int     `name:"save_total_limit" help:"Keep only so many checkpoints; 0: all."`
+	Resume         string  `name:"resume_from_checkpoint" placeholder:"DIR|true" help:"Go on from a checkpoint folder, or (true) from the newest one in output_dir."`
+	TensorBoard    bool    `name:"tensorboard" negatable:"" help:"Write TensorBoard event files as well."`
+	DDPTimeout     int     `name:"ddp_timeout" default:"1800" help:"Seconds after which a collective that some rank does not join fails."`
+
+	UseLoRA     bool     `name:"use_peft_lora" negatable:"" help:"Train LoRA adapters instead of the whole model."`
+	LoRAR       int      `name:"lora_r" default:"64" help:"Rank of the adapters."`
+	LoRAAlpha   float64  `name:"lora_alpha" default:"16" help:"Scaling numerator of the adapters."`
+	LoRADropout float64  `name:"lora_dropout" default:"0.1" help:"Dropout before the adapters."`
+	LoRATargets []string `name:"lora_target_modules" default:"q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj" help:"Layers that get adapters, or all-linear."`
+	UseRSLoRA   bool     `name:"use_rslora" negatable:"" help:"Scale adapters by alpha/sqrt(r)."`
+	Use4Bit     bool     `name:"use_4bit_quantization" negatable:"" help:"Keep the base model's linear layers in 4 bits."`
+	QuantType   string   `name:"bnb_4bit_quant_type" default:"nf4" enum:"nf4,fp4" help:"4-bit data type."`
+	NestedQuant bool     `name:"use_nested_quant" negatable:"" help:"Quantise the scales of the 4-bit weights as well."`
+}
+
+// DefaultConfig are the defaults of the command line.
+func DefaultConfig() Config {
+	return Config{
+		MaxLength: 1024, NumTrainEpochs: 3, MaxSteps: -1, TrainBatchSize: 8, EvalBatchSize: 8, AccumulateSteps: 1,
+		LearningRate: 2e-5, LRSchedulerType: "linear", AdamBeta1: 0.9, AdamBeta2: 0.999, AdamEpsilon: 1e-8, MaxGradNorm: 1,
+		Seed: 42, GradCheckpointed: true, LoggingSteps: 10, EvalStrategy: "no", SaveStrategy: "steps", SaveSteps: 500,
+		DDPTimeout: 1800, LoRAR: 64, LoRAAlpha: 16, LoRADropout: 0.1,
+		LoRATargets: []string{"q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "up_proj", "gate_proj"}, QuantType: "nf4",
+	}
+}
+
+// Validate reports every fault of the settings together.
+func (c *Config) Validate() error {
+	var faults []error
+	bad := func(format string, args ...any) { faults = append(faults, fmt.Errorf("sft: "+format, args...)) }
+	positive := func(name string, v int) {
+		if v < 1 {
+			bad("%s is %d, must be at least 1", name, v)
+		}
+	}
+	positive("max_length", c.MaxLength)
+	positive("per_device_train_batch_size", c.TrainBatchSize)
+	positive("per_device_eval_batch_size", c.EvalBatchSize)
+	positive("gradient_accumulation_steps", c.AccumulateSteps)
+	positive("ddp_timeout", c.DDPTimeout)
+	if c.MaxSteps < 1 && !(c.NumTrainEpochs > 0) {
+		bad("num_train_epochs is %v and max_steps is %d: one of them must be positive", c.NumTrainEpochs, c.MaxSteps)
+	}
+	if !(c.LearningRate >= 0) || math.IsInf(c.LearningRate, 0) {
+		bad("learning_rate is %v", c.LearningRate)
+	}
+	if c.MaxGradNorm < 0 {
+		bad("max_grad_norm is %v, must not be negative", c.MaxGradNorm)
+	}
+	if c.LoRADropout < 0 || c.LoRADropout >= 1 {
+		bad("lora_dropout is %v, must be in [0, 1)", c.LoRADropout)
+	}
+	if c.UseLoRA {
+		positive("lora_r", c.LoRAR)
+	}
+	if c.Use4Bit && !c.UseLoRA {
+		bad("use_4bit_quantization needs use_peft_lora: 4-bit weights cannot be trained")
+	}
+	if c.SaveStrategy == "steps" && !(c.SaveSteps > 0) {
+		bad("save_steps is %v, must be positive", c.SaveSteps)
+	}
+	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.EvalStrategy) {
+		bad("eval_strategy is %q, must be no, steps or epoch", c.EvalStrategy)
+	}
+	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.SaveStrategy) {
+		bad("save_strategy is %q, must be no, steps or epoch", c.SaveStrategy)
+	}
+	return errors.Join(faults...)
+}
+
+// metricsPath, curvePath and the like are the files of a run in its output folder.
+func (c *Config) metricsPath() string { return filepath.Join(c.OutputDir, "metrics.jsonl") }
+func (c *Config) curvePath() string   { return filepath.Join(c.OutputDir, "learning_curve.png") }
+func (c *Config) summaryPath() string { return filepath.Join(c.OutputDir, "summary.json") }
+
+// evaluates tells whether there is anything to evaluate for.
+func (c *Config) evaluates() bool {
+	return c.EvalOnStart || c.EvalStrategy != "no" && c.EvalStrategy != ""
+}
+
+// evalEvery is the number of steps between evaluations, 0 for none.
+func (c *Config) evalEvery(perEpoch int) int {
+	switch c.EvalStrategy {
+	case "steps":
+		if c.EvalSteps > 0 {
+			return c.EvalSteps
+		}
+		return c.LoggingSteps
+	case "epoch":
+		return perEpoch
+	}
+	return 0
+}
+
+// saveEvery is the number of steps between checkpoints, 0 for none.
+func (c *Config) saveEvery(total, perEpoch int) int {
+	switch c.SaveStrategy {
+	case "steps":
+		if c.SaveSteps < 1 {
+			return max(1, int(math.Ceil(c.SaveSteps*float64(total))))
+		}
+		return int(c.SaveSteps)
+	case "epoch":
+		return perEpoch
+	}
+	return 0
+}
+
+// targets are the adapter's target modules; one word may hold several, separated by commas.
+func (c *Config) targets() []string {
+	var list []string
+	for _, t := range c.LoRATargets {
+		for _, s := range strings.Split(t, ",") {
+			if s = strings.TrimSpace(s); s != "" {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
+}
