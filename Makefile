@@ -10,7 +10,7 @@ BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
-.PHONY: help quickstart setup build test test-long ctest bench lint fuzz asan race clean
+.PHONY: help quickstart setup build test test-long ctest bench gobench interop lint fuzz asan race clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,8 +35,14 @@ test-long: setup ctest ## the same with the slow tests (build tag long)
 ctest: setup ## the C++ tests
 	cd build && ctest --output-on-failure
 
-bench: setup ## benchmarks: BENCH=<regexp> picks some; compare two runs with benchstat
+bench: build ## the same training with gofsdp and with PyTorch, side by side: ARGS=--help
+	$(GO) run ./bench $(ARGS)
+
+gobench: setup ## Go benchmarks: BENCH=<regexp> picks some; compare two runs with benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+interop: build ## read our files with transformers, PEFT and PyTorch, and theirs with ours
+	$(GO) run ./interop $(ARGS)
 
 lint: $(STATICCHECK) ## gofmt, go vet, staticcheck
 	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "run gofmt -w on: $$files"; exit 1; }

@@ -23,7 +23,7 @@ var layers = []struct {
 	{"models", []string{"quant", "peft", "models"}},
 	{"training", []string{"accelerate", "sft"}},
 	{"test support", []string{"internal/ranktest"}},
-	{"programs", []string{"cmd", "examples", "internal/archtest"}},
+	{"programs", []string{"cmd", "examples", "bench", "interop", "internal/archtest"}},
 }
 
 // stdOnly are the folders that a service embeds: they bring no dependency along but golang.org/x.
