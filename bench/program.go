@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,9 +22,9 @@ type job struct {
 }
 
 // args are the flags of the job, which both programs have.
-func (j job) args(out string) []string {
+func (j job) args() []string {
 	args := []string{"--model", j.Model, "--batches", j.Batches, "--lora-init", j.LoRAInit,
-		"--quant", j.Quant, "--steps", strconv.Itoa(j.Steps), "--json", out}
+		"--quant", j.Quant, "--steps", strconv.Itoa(j.Steps)}
 	if j.Recompute {
 		args = append(args, "--gradient_checkpointing")
 	}
@@ -54,37 +52,35 @@ func pytorch(python, root string) program {
 	}}
 }
 
-// step is what a program reports of one optimiser step.
+// step is what rank 0 reports of one optimiser step.
 type step struct {
 	Step     int     `json:"step"`
 	Loss     float64 `json:"loss"` // mean over the ranks
-	LossRank float64 `json:"loss_rank"`
 	GradNorm float64 `json:"grad_norm"`
 	Wall     float64 `json:"t"`     // seconds
-	CPU      float64 `json:"cpu_s"` // seconds in all threads of rank 0
+	CPU      float64 `json:"cpu_s"` // seconds in all threads of the process
 }
 
-// run is what a program reports of one run.
+// rankEnd is what every rank reports at its end.
+type rankEnd struct {
+	Rank             int     `json:"rank"`
+	PeakRSS          float64 `json:"peak_rss_mib"`
+	StartToFirstStep float64 `json:"start_to_first_step_s"` // launch to end of the first step
+}
+
+// run is the report of one run.
 type run struct {
-	Program          string    `json:"program"`
-	Steps            []step    `json:"steps"`
-	PeakRSS          []float64 `json:"peak_rss_mib"`          // by rank
-	StartToFirstStep float64   `json:"start_to_first_step_s"` // launch to end of the first step
+	Program string    `json:"program"`
+	Steps   []step    `json:"steps"`
+	Ranks   []rankEnd `json:"ranks"` // in the order of ranks
 }
 
 // do runs the program and reads its report. Where it fails, the error holds the end of what it printed.
 func (p program) do(ctx context.Context, j job) (run, error) {
-	dir, err := os.MkdirTemp("", "gofsdp-bench-")
-	if err != nil {
-		return run{}, err
-	}
-	defer os.RemoveAll(dir)
-	out := filepath.Join(dir, "report.jsonl")
-
-	argv := append(p.argv(j.Ranks), j.args(out)...)
+	argv := append(p.argv(j.Ranks), j.args()...)
 	cmd := peer.Command(ctx, argv[0], argv[1:]...)
-	var printed bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &printed, &printed
+	var report, log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &report, &log
 	// One thread per rank: the ranks are the parallelism that is compared.
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1", "HF_HUB_OFFLINE=1",
 		"GOFSDP_START_UNIX_NS="+strconv.FormatInt(time.Now().UnixNano(), 10))
@@ -92,13 +88,9 @@ func (p program) do(ctx context.Context, j job) (run, error) {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return run{}, fmt.Errorf("%s: %w\n%s", p.name, err, tail(printed.Bytes(), 4000))
+		return run{}, fmt.Errorf("%s: %w\n%s", p.name, err, tail(log.Bytes(), 4000))
 	}
-	report, err := os.ReadFile(out)
-	if err != nil {
-		return run{}, fmt.Errorf("%s: %w", p.name, err)
-	}
-	r, err := parse(report, j)
+	r, err := parse(report.Bytes(), j)
 	if err != nil {
 		return run{}, fmt.Errorf("%s: its report: %w", p.name, err)
 	}
@@ -106,46 +98,52 @@ func (p program) do(ctx context.Context, j job) (run, error) {
 	return r, nil
 }
 
-// parse reads JSON lines: one per step, then one for the run.
+// parse reads JSON lines: one per step, and one per rank at the end. The launcher may put the rank before a line, and
+// libraries may print other lines.
 func parse(report []byte, j job) (run, error) {
-	var r run
-	lines := bufio.NewScanner(bytes.NewReader(report))
-	for n := 1; lines.Scan(); n++ {
-		var kind struct {
-			Step *int      `json:"step"`
-			Peak []float64 `json:"peak_rss_mib"`
+	r := run{Ranks: make([]rankEnd, j.Ranks)}
+	for line := range bytes.Lines(report) {
+		_, object, found := bytes.Cut(line, []byte("{"))
+		if !found {
+			continue
 		}
-		if err := json.Unmarshal(lines.Bytes(), &kind); err != nil {
-			return run{}, fmt.Errorf("line %d: %w", n, err)
+		var row struct {
+			Step *int     `json:"step"`
+			Peak *float64 `json:"peak_rss_mib"`
+			step
+			rankEnd
 		}
-		var err error
+		if err := json.Unmarshal(append([]byte("{"), object...), &row); err != nil {
+			return run{}, fmt.Errorf("%w in %q", err, line)
+		}
 		switch {
-		case kind.Step != nil:
-			var s step
-			err = json.Unmarshal(lines.Bytes(), &s)
-			r.Steps = append(r.Steps, s)
-		case kind.Peak != nil:
-			err = json.Unmarshal(lines.Bytes(), &r)
-		}
-		if err != nil {
-			return run{}, fmt.Errorf("line %d: %w", n, err)
+		case row.Step != nil:
+			row.step.Step = *row.Step
+			r.Steps = append(r.Steps, row.step)
+		case row.Peak != nil && row.Rank >= 0 && row.Rank < j.Ranks:
+			row.PeakRSS = *row.Peak
+			r.Ranks[row.Rank] = row.rankEnd
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return run{}, err
-	}
-	if len(r.Steps) != j.Steps || len(r.PeakRSS) != j.Ranks {
-		return run{}, fmt.Errorf("%d steps and the memory of %d ranks, want %d and %d", len(r.Steps), len(r.PeakRSS), j.Steps, j.Ranks)
+	return r, r.check(j)
+}
+
+// check tells an incomplete report.
+func (r run) check(j job) error {
+	if len(r.Steps) != j.Steps {
+		return fmt.Errorf("%d steps, want %d", len(r.Steps), j.Steps)
 	}
 	for i, s := range r.Steps {
 		if s.Step != i || s.Wall <= 0 || s.CPU <= 0 {
-			return run{}, fmt.Errorf("step %d is %+v", i, s)
+			return fmt.Errorf("step %d is %+v", i, s)
 		}
 	}
-	if r.StartToFirstStep <= 0 {
-		return run{}, errors.New("no time of the first step")
+	for i, end := range r.Ranks {
+		if end.Rank != i || end.PeakRSS <= 0 || end.StartToFirstStep <= 0 {
+			return fmt.Errorf("the end of rank %d is %+v", i, end)
+		}
 	}
-	return r, nil
+	return nil
 }
 
 func tail(text []byte, n int) []byte {

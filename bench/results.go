@@ -36,8 +36,10 @@ var metrics = []struct {
 }{
 	{"time per step (s)", "%.2f", func(r run) []float64 { return warm(r, func(s step) float64 { return s.Wall }) }},
 	{"CPU per step and rank (s)", "%.2f", func(r run) []float64 { return warm(r, func(s step) float64 { return s.CPU }) }},
-	{"peak memory per rank (MiB)", "%.0f", func(r run) []float64 { return []float64{slices.Max(r.PeakRSS)} }},
-	{"launch to end of first step (s)", "%.1f", func(r run) []float64 { return []float64{r.StartToFirstStep} }},
+	{"peak memory per rank (MiB)", "%.0f", func(r run) []float64 { return []float64{worst(r, func(e rankEnd) float64 { return e.PeakRSS })} }},
+	{"launch to end of first step (s)", "%.1f", func(r run) []float64 {
+		return []float64{worst(r, func(e rankEnd) float64 { return e.StartToFirstStep })}
+	}},
 }
 
 // warm gives a value of every step but the first, which also allocates and compiles.
@@ -45,6 +47,15 @@ func warm(r run, value func(step) float64) []float64 {
 	var out []float64
 	for _, s := range r.Steps[1:] {
 		out = append(out, value(s))
+	}
+	return out
+}
+
+// worst gives the largest value of all ranks.
+func worst(r run, value func(rankEnd) float64) float64 {
+	out := 0.0
+	for _, end := range r.Ranks {
+		out = max(out, value(end))
 	}
 	return out
 }

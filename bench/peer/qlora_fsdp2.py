@@ -1,15 +1,15 @@
 """QLoRA with PyTorch FSDP2, PEFT and bitsandbytes on CPU ranks: what `gofsdp fixed-steps` is measured against.
 
 Both programs take the same model folder, the same batches and the same initial adapter, compute in fp32 and report in the
-same form: rank 0 writes one JSON object per optimiser step and a last one about the whole run.
+same form, as JSON lines: rank 0 prints one per optimiser step, and every rank one at its end.
 
-    torchrun --nproc_per_node 2 qlora_fsdp2.py --model DIR --batches FILE --lora-init FILE --quant nf4 --steps 5 --json OUT
+    torchrun --nproc_per_node 2 qlora_fsdp2.py --model DIR --batches FILE --lora-init FILE --quant nf4 --steps 5
 
 step          from 0
 loss          mean over the ranks; loss_rank is rank 0's own
 grad_norm     of all adapter gradients (nothing is clipped)
 t, cpu_s      seconds of the step on rank 0: by the clock, and of CPU in all threads of the process
-peak_rss_mib  largest resident size of every rank's process
+peak_rss_mib  largest resident size of the process
 start_to_first_step_s
               from GOFSDP_START_UNIX_NS (the launch), or else the start of this process, to the end of the first step
 """
@@ -17,7 +17,6 @@ start_to_first_step_s
 import argparse
 import json
 import os
-import sys
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,7 +40,6 @@ def arguments():
     parser.add_argument("--quant", default="nf4", choices=["none", "nf4"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--gradient_checkpointing", action="store_true")
-    parser.add_argument("--json", help="write the JSON lines here instead of to the standard output")
     return parser.parse_args()
 
 
@@ -60,6 +58,11 @@ def peak_rss_mib():
     with open("/proc/self/status") as status:
         kib = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
     return round(kib / 1024, 1)
+
+
+def report(**row):
+    # A single write per line: the ranks share the standard output.
+    os.write(1, (json.dumps({k: round(v, 7) for k, v in row.items()}) + "\n").encode())
 
 
 def build(args):
@@ -93,12 +96,6 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    out = open(args.json, "w") if args.json and rank == 0 else sys.stdout
-
-    def report(row):
-        if rank == 0:
-            print(json.dumps(row), file=out, flush=True)
-
     model = build(args)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
@@ -122,14 +119,10 @@ def main():
             first_step_s = time.time() - start
         mean = loss.detach().clone()
         dist.all_reduce(mean)
-        report({
-            "step": step, "loss": mean.item() / world, "loss_rank": loss.item(), "grad_norm": norm.item(),
-            "t": round(wall, 4), "cpu_s": round(cpu, 4),
-        })
+        if rank == 0:
+            report(step=step, loss=mean.item() / world, loss_rank=loss.item(), grad_norm=norm.item(), t=wall, cpu_s=cpu)
 
-    peaks = [None] * world
-    dist.all_gather_object(peaks, peak_rss_mib())
-    report({"peak_rss_mib": peaks, "start_to_first_step_s": round(first_step_s, 3), "rank": rank})
+    report(rank=rank, peak_rss_mib=peak_rss_mib(), start_to_first_step_s=first_step_s)
     dist.barrier()
     dist.destroy_process_group()
 
