@@ -117,7 +117,11 @@ func describe(kind Kind, e Entry) (it item, err error) {
 	var local []int64
 	var dtype torch.DType
 	var device torch.Device
-	if err := torch.Try(func() { local, dtype, device = e.Tensor.Shape(), e.Tensor.DType(), e.Tensor.Device() }); err != nil {
+	var freed bool
+	if err := torch.Try(func() {
+		local, dtype, device = e.Tensor.Shape(), e.Tensor.DType(), e.Tensor.Device()
+		freed = e.Tensor.Numel() > 0 && e.Tensor.StorageBytes() == 0
+	}); err != nil {
 		return it, fmt.Errorf("%s tensor %q: %w", kind, e.Name, err)
 	}
 	lo, hi := e.Lo, e.Hi
@@ -136,6 +140,8 @@ func describe(kind Kind, e Entry) (it item, err error) {
 		return fail("it has shape %v, rows %d to %d of %v need %v", local, lo, hi, e.Shape, want)
 	case device.Type == torch.MetaType:
 		return fail("it is on the meta device: it has no data")
+	case freed:
+		return fail("its storage is freed")
 	case safetensors.BitsPerElement(name) == 0:
 		return fail("safetensors files have no dtype for %v", dtype)
 	}

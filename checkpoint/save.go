@@ -254,7 +254,10 @@ func (w *saver) writeTensor(out *safetensors.Writer, e Entry) error {
 			if t.Numel() == 0 {
 				return
 			}
-			t.ToDevice(torch.CPU).Contiguous().WithBytes(func(b []byte) {
+			if t.Device() != torch.CPU {
+				t = t.ToDevice(torch.CPU)
+			}
+			t.Contiguous().WithBytes(func(b []byte) {
 				for at := 0; at < len(b); at += piece {
 					if w.ctx.Err() != nil {
 						torch.Throw(context.Cause(w.ctx))

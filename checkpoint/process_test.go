@@ -1,0 +1,163 @@
+package checkpoint
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/ranktest"
+	"github.com/gofsdp/gofsdp/torch"
+)
+
+// Some tests need a process to kill or to limit: they start the test binary again with this variable, which names the
+// part that the process plays.
+const roleVariable = "GOFSDP_TEST_CHECKPOINT_ROLE"
+
+func TestMain(m *testing.M) {
+	role, root, _ := strings.Cut(os.Getenv(roleVariable), ":")
+	switch role {
+	case "save forever":
+		fmt.Println(saveForever(root))
+		os.Exit(1)
+	case "rank 0 over the limit", "rank 1 over the limit":
+		if err := saveOverLimit(root, int(role[5]-'0')); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func child(t *testing.T, role, root string) *exec.Cmd {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role+":"+root)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// saveForever saves from two ranks, starting after the latest checkpoint, every second step twice, and prints each step
+// once it is saved.
+func saveForever(root string) error {
+	_, start, err := Latest(root)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return ranktest.Ranks(context.Background(), 2, func(ctx context.Context, g dist.Group) error {
+		for step := start + 1; ; step++ {
+			for range 1 + step%2 {
+				if _, err := Save(ctx, g, root, step, snapshot(fsdp.ShardRows, g, step), SaveOptions{TotalLimit: 2}); err != nil {
+					return err
+				}
+			}
+			if g.Rank() == 0 {
+				fmt.Println(step)
+			}
+		}
+	})
+}
+
+func TestKilledWhileSaving(t *testing.T) {
+	kills := 20
+	if os.Getenv("GOFSDP_LONG") == "1" {
+		kills = 200
+	}
+	root := t.TempDir()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	stale := 0
+	for range kills {
+		cmd := child(t, "save forever", root)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewReader(out)
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err, "%s", line)
+		time.Sleep(time.Duration(random.IntN(60_000)) * time.Microsecond)
+		require.NoError(t, cmd.Process.Kill())
+		rest, err := io.ReadAll(lines)
+		require.NoError(t, err)
+		require.Error(t, cmd.Wait())
+
+		printed := strings.Fields(line + string(rest))
+		saved, err := strconv.Atoi(printed[len(printed)-1])
+		require.NoError(t, err, "%q", printed)
+		dir, step, err := Latest(root)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, step, saved, "a checkpoint that Save reported is lost")
+		require.LessOrEqual(t, step, saved+1)
+		require.NoError(t, loadRank(t.Context(), dist.NewSingle(), dir, step, replicated))
+		list, err := List(root)
+		require.NoError(t, err)
+		for _, f := range list {
+			require.NoError(t, f.Err, "a visible checkpoint is incomplete")
+		}
+		left, err := filepath.Glob(filepath.Join(root, "tmp-*"))
+		require.NoError(t, err)
+		stale += len(left)
+	}
+	require.Positive(t, stale, "no kill hit a save: the test proves nothing")
+	t.Logf("%d of %d kills left a temporary folder", stale, kills)
+}
+
+// saveOverLimit lets one of two ranks run into the limit on the size of files, which is how a full disk looks to it.
+func saveOverLimit(root string, full int) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	limit := syscall.Rlimit{Cur: 1 << 20, Max: 1 << 20}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		return err
+	}
+	errs := make([]error, 2)
+	var mu sync.Mutex
+	err := ranktest.Ranks(context.Background(), 2, func(ctx context.Context, g dist.Group) error {
+		s := snapshot(fsdp.ShardRows, g, 2)
+		if g.Rank() == full {
+			s.RankState = append(s.RankState, Whole("large", torch.Zeros(torch.Uint8, 1<<20)))
+		}
+		_, err := Save(ctx, g, root, 2, s, SaveOptions{TotalLimit: 1})
+		mu.Lock()
+		defer mu.Unlock()
+		errs[g.Rank()] = err
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var other *RankError
+	if !errors.Is(errs[full], syscall.EFBIG) || !errors.As(errs[1-full], &other) || other.Rank != full {
+		return fmt.Errorf("rank 0: %w\nrank 1: %w", errs[0], errs[1])
+	}
+	return nil
+}
+
+func TestDiskFullOnOneRank(t *testing.T) {
+	root := t.TempDir()
+	dir := saveAt(t, root, 1, 2, fsdp.ShardRows, SaveOptions{})
+	for full := range 2 {
+		out, err := child(t, fmt.Sprintf("rank %d over the limit", full), root).Output()
+		require.NoError(t, err, "%s", out)
+		requireOnly(t, root, "checkpoint-1")
+		loadAt(t, dir, 1, 2, fsdp.ShardRows)
+	}
+}
