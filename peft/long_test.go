@@ -1,0 +1,5 @@
+//go:build long
+
+package peft_test
+
+func init() { smolSteps = 20 }
