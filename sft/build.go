@@ -57,7 +57,7 @@ func Build(ctx context.Context, dir string, g dist.Group, o ModelOptions) (*Buil
 		}
 	}
 	if o.LoRA != nil {
-		if b.Adapter, err = peft.Apply(model, *o.LoRA, torch.NewGenerator(o.Seed)); err != nil {
+		if b.Adapter, err = peft.Apply(model, *o.LoRA, peft.Options{Generator: torch.NewGenerator(o.Seed)}); err != nil {
 			return nil, err
 		}
 	}

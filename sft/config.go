@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/peft"
 )
 
 // Config are the settings of a run, under the names that TrainingArguments, TRL's SFTConfig and PEFT's training script
@@ -156,7 +158,7 @@ func (c *Config) saveEvery(total, perEpoch int) int {
 }
 
 // targets are the adapter's target modules; one word may hold several, separated by commas.
-func (c *Config) targets() []string {
+func (c *Config) targets() peft.Modules {
 	var list []string
 	for _, t := range c.LoRATargets {
 		for _, s := range strings.Split(t, ",") {
@@ -165,5 +167,8 @@ func (c *Config) targets() []string {
 			}
 		}
 	}
-	return list
+	if len(list) == 1 && list[0] == peft.AllLinear.Regexp {
+		return peft.AllLinear
+	}
+	return peft.Targets(list...)
 }

@@ -218,8 +218,8 @@ func (r *run) build() error {
 	}
 	if r.c.UseLoRA {
 		o.LoRA = &peft.Config{
-			R: r.c.LoRAR, LoRAAlpha: r.c.LoRAAlpha, LoRADropout: r.c.LoRADropout, TargetModules: r.c.targets(),
-			UseRSLoRA: r.c.UseRSLoRA, BaseModelNameOrPath: r.c.ModelNameOrPath,
+			R: r.c.LoRAR, LoraAlpha: r.c.LoRAAlpha, LoraDropout: r.c.LoRADropout, TargetModules: r.c.targets(),
+			UseRSLoRA: r.c.UseRSLoRA, BaseModel: r.c.ModelNameOrPath,
 		}
 	}
 	built, err := Build(r.work, r.c.ModelNameOrPath, r.group, o)

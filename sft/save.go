@@ -136,8 +136,10 @@ func (r *run) restore(dir string) error {
 func (r *run) saveResult() error {
 	if r.built.Adapter != nil {
 		dir := filepath.Join(r.c.OutputDir, "adapter")
-		err := r.built.Adapter.Save(dir, peft.SaveOptions{
-			Gather: func(name string, _ *nn.Param) (*torch.Tensor, error) { return r.built.Sharded.FullTensor(r.work, name) },
+		err := r.built.Adapter.Save(r.work, dir, peft.SaveOptions{
+			Full: func(ctx context.Context, name string, _ *nn.Param) (*torch.Tensor, error) {
+				return r.built.Sharded.FullTensor(ctx, name)
+			},
 			Silent: r.group.Rank() != 0,
 		})
 		if err := agree(r.work, r.group, err); err != nil {

@@ -96,7 +96,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer, error) {
 	o := sft.ModelOptions{
 		Checkpointing: c.Checkpointing,
-		LoRA:          &peft.Config{R: 16, LoRAAlpha: 16, TargetModules: []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}},
+		LoRA:          &peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.AllLinear},
 	}
 	if c.Quant != "none" {
 		o.Quant = &quant.Config{Type: c.Quant, DoubleQuant: true}
