@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -77,48 +78,61 @@ func saveForever(root string) error {
 }
 
 func TestKilledWhileSaving(t *testing.T) {
-	kills := 20
+	const lanes = 4 // at the same time, each with its own folder
+	kills := 5
 	if os.Getenv("GOFSDP_LONG") == "1" {
-		kills = 200
+		kills = 50
 	}
-	root := t.TempDir()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	stale := 0
-	for range kills {
-		cmd := child(t, "save forever", root)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		lines := bufio.NewReader(out)
-		line, err := lines.ReadString('\n')
-		require.NoError(t, err, "%s", line)
-		time.Sleep(time.Duration(random.IntN(60_000)) * time.Microsecond)
-		require.NoError(t, cmd.Process.Kill())
-		rest, err := io.ReadAll(lines)
-		require.NoError(t, err)
-		require.Error(t, cmd.Wait())
-
-		printed := strings.Fields(line + string(rest))
-		saved, err := strconv.Atoi(printed[len(printed)-1])
-		require.NoError(t, err, "%q", printed)
-		dir, step, err := Latest(root)
-		require.NoError(t, err)
-		require.GreaterOrEqual(t, step, saved, "a checkpoint that Save reported is lost")
-		require.LessOrEqual(t, step, saved+1)
-		require.NoError(t, loadRank(t.Context(), dist.NewSingle(), dir, step, replicated))
-		list, err := List(root)
-		require.NoError(t, err)
-		for _, f := range list {
-			require.NoError(t, f.Err, "a visible checkpoint is incomplete")
+	var stale atomic.Int64
+	t.Run("lanes", func(t *testing.T) {
+		for lane := range lanes {
+			t.Run(strconv.Itoa(lane), func(t *testing.T) {
+				t.Parallel()
+				root := t.TempDir()
+				random := rand.New(rand.NewPCG(seed, uint64(lane)))
+				for range kills {
+					killOne(t, root, time.Duration(random.IntN(60_000))*time.Microsecond)
+					left, err := filepath.Glob(filepath.Join(root, "tmp-*"))
+					require.NoError(t, err)
+					stale.Add(int64(len(left)))
+				}
+			})
 		}
-		left, err := filepath.Glob(filepath.Join(root, "tmp-*"))
-		require.NoError(t, err)
-		stale += len(left)
+	})
+	require.Positive(t, stale.Load(), "no kill hit a save: the test proves nothing")
+	t.Logf("%d of %d kills left a temporary folder", stale.Load(), lanes*kills)
+}
+
+// killOne kills a process some time after its first save, and checks what it leaves.
+func killOne(t *testing.T, root string, delay time.Duration) {
+	cmd := child(t, "save forever", root)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	require.NoError(t, err, "%s", line)
+	time.Sleep(delay)
+	require.NoError(t, cmd.Process.Kill())
+	rest, err := io.ReadAll(lines)
+	require.NoError(t, err)
+	require.Error(t, cmd.Wait())
+
+	printed := strings.Fields(line + string(rest))
+	saved, err := strconv.Atoi(printed[len(printed)-1])
+	require.NoError(t, err, "%q", printed)
+	dir, step, err := Latest(root)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, step, saved, "a checkpoint that Save reported is lost")
+	require.LessOrEqual(t, step, saved+1)
+	require.NoError(t, loadRank(t.Context(), dist.NewSingle(), dir, step, replicated))
+	list, err := List(root)
+	require.NoError(t, err)
+	for _, f := range list {
+		require.NoError(t, f.Err, "a visible checkpoint is incomplete")
 	}
-	require.Positive(t, stale, "no kill hit a save: the test proves nothing")
-	t.Logf("%d of %d kills left a temporary folder", stale, kills)
 }
 
 // saveOverLimit lets one of two ranks run into the limit on the size of files, which is how a full disk looks to it.

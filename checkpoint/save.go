@@ -254,7 +254,7 @@ func (w *saver) writeTensor(out *safetensors.Writer, e Entry) error {
 			if t.Numel() == 0 {
 				return
 			}
-			if t.Device() != torch.CPU {
+			if t.Device().Type != torch.CPUType {
 				t = t.ToDevice(torch.CPU)
 			}
 			t.Contiguous().WithBytes(func(b []byte) {
