@@ -2,8 +2,11 @@
 //
 //	gofsdp setup                                  download libtorch, build the shim
 //	gofsdp doctor                                 say what is there and what is missing
+//	gofsdp convert smollm2 DIR                    make a model folder of a GGUF file
+//	gofsdp sft --model_name_or_path DIR …         fine-tune on one rank
 //	gofsdp launch --num_processes 2 sft …         run a command of this program on two ranks
 //	gofsdp launch --config_file fsdp.yaml -- prog …
+//	gofsdp generate --model_name_or_path DIR …    answer a question with a model and its adapter
 //
 // Each command is a struct in a file of its own with a Run method, listed in cli.
 package main
@@ -21,9 +24,13 @@ import (
 
 // cli lists the commands.
 type cli struct {
-	Setup  setupCmd  `cmd:"" help:"Download libtorch and build the shim libgofsdp.so."`
-	Doctor doctorCmd `cmd:"" help:"Report what is installed and what is missing."`
-	Launch launchCmd `cmd:"" help:"Start a program on several ranks."`
+	Setup    setupCmd    `cmd:"" help:"Download libtorch and build the shim libgofsdp.so."`
+	Doctor   doctorCmd   `cmd:"" help:"Report what is installed and what is missing."`
+	Convert  convertCmd  `cmd:"" help:"Turn a GGUF file into a model folder."`
+	Sft      sftCmd      `cmd:"" settings:"" help:"Fine-tune a model on conversations or texts. A first argument FILE.json or FILE.yaml stands for the flags in it."`
+	Generate generateCmd `cmd:"" help:"Answer a prompt with a model, and an adapter if there is one."`
+	Launch   launchCmd   `cmd:"" help:"Start a program on several ranks."`
+	Fixed    fixedCmd    `cmd:"" name:"fixed-steps" hidden:"" help:"Optimiser steps on given batches, for benchmarks."`
 }
 
 func main() {
@@ -37,15 +44,11 @@ func run(args []string) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
-	parser, err := kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Description("Fine-tune large language models on as many GPUs as it takes, or on CPUs."))
+	parser, err := newParser()
 	if err != nil {
 		return report(err)
 	}
-	if len(args) == 0 {
-		args = []string{"--help"}
-	}
-	command, err := parser.Parse(args)
+	command, err := parse(parser, args)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gofsdp: %v (see gofsdp --help)\n", err)
 		return 2
@@ -57,6 +60,28 @@ func run(args []string) int {
 	}
 	command.Bind(names)
 	return report(command.Run())
+}
+
+func newParser() (*kong.Kong, error) {
+	return kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Description("Fine-tune large language models on as many GPUs as it takes, or on CPUs."))
+}
+
+// parse reads the command line, in kong's spelling or in the one of Hugging Face's programs.
+func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	for _, command := range parser.Model.Children {
+		if command.Name == args[0] {
+			rest, err := newFlagSet(command).rewrite(args[1:])
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", command.Name, err)
+			}
+			args = append([]string{command.Name}, rest...)
+		}
+	}
+	return parser.Parse(args)
 }
 
 // report prints an error and returns the exit status that it asks for.
