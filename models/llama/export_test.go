@@ -1,6 +1,7 @@
 package llama
 
 import (
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -21,4 +22,20 @@ func RopeOf(t *testing.T, path string, tokens int64) (inverse []float32, cos, si
 	t.Cleanup(s.Close)
 	cos, sin = r.tables(s, Input{IDs: s.Own(torch.Zeros(torch.Int64, 1, tokens))}, nil)
 	return r.inverse, cos, sin
+}
+
+// Frequencies gives the rotary frequencies of a configuration.
+func Frequencies(t *testing.T, c *modelio.Config) []float32 {
+	r, err := newRope(c)
+	require.NoError(t, err)
+	return r.inverse
+}
+
+// PickMany draws n tokens and counts them.
+func PickMany(o GenerateOptions, logits []float32, n int) []int {
+	counts, random := make([]int, len(logits)), rand.New(rand.NewPCG(1, 2))
+	for range n {
+		counts[o.pick(logits, random)]++
+	}
+	return counts
 }
