@@ -17,6 +17,7 @@
 namespace gofsdp {
 
 void install_allocator();
+void sync_num_threads();
 
 namespace {
 
@@ -159,6 +160,7 @@ gf_ret gf_backward(const int64_t* roots, const int64_t* grads, int64_t n, int64_
   return guard([&] {
     variable_list g;
     if (grads) g = borrow_all(grads, n);
+    sync_num_threads();
     torch::autograd::backward(borrow_all(roots, n), g, retain != 0, create != 0);
   });
 }
@@ -168,6 +170,7 @@ gf_ret gf_grad(const int64_t* outputs, const int64_t* grads, int64_t n, const in
   return guard([&] {
     variable_list g;
     if (grads) g = borrow_all(grads, n);
+    sync_num_threads();
     auto result = torch::autograd::grad(borrow_all(outputs, n), borrow_all(inputs, n_in), g, retain != 0, create != 0,
                                         allow_unused != 0);
     for (size_t i = 0; i < result.size(); i++) out[i] = own(std::move(result[i]));

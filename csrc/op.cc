@@ -2,8 +2,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GeneratorImpl.h>
+#include <c10/util/SmallVector.h>
 #include <torch/version.h>
 
+#include <atomic>
 #include <sstream>
 #include <thread>
 
@@ -13,6 +15,18 @@ namespace gofsdp {
 
 gf_callbacks go = {};
 void install_engine();
+
+// The thread count is a setting of each OS thread in OpenMP, and Go calls from any thread: each takes over the last
+// setting before it computes.
+static std::atomic<int> wanted_threads{0};
+static thread_local int applied_threads = 0;
+
+void sync_num_threads() {
+  int want = wanted_threads.load(std::memory_order_relaxed);
+  if (want == applied_threads) return;
+  at::set_num_threads(want);
+  applied_threads = want;
+}
 
 gf_error* make_error(int kind, uint64_t cookie, const char* message) noexcept {
   auto* e = static_cast<gf_error*>(std::malloc(sizeof(gf_error)));
@@ -55,6 +69,7 @@ struct Op {
   c10::OperatorHandle handle;
   std::vector<int> position;
   std::vector<std::string> names;
+  std::vector<c10::TypePtr> types;  // of the schema's arguments, without Optional
 };
 
 double bits_to_double(int64_t b) {
@@ -109,8 +124,8 @@ c10::IValue list_of_ints(const int64_t* v, int64_t n, const c10::TypePtr& type) 
   return list;
 }
 
-c10::IValue read_value(Reader& r, const c10::Argument& arg) {
-  auto type = strip_optional(arg.real_type());
+// type is arg's, without Optional.
+c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& type) {
   switch (r.next()) {
     case GF_NONE:
       return {};
@@ -188,7 +203,9 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg) {
   }
 }
 
-void write_value(const c10::IValue& v, std::vector<int64_t>& out) {
+using Words = c10::SmallVector<int64_t, 16>;
+
+void write_value(const c10::IValue& v, Words& out) {
   if (v.isTensor()) {
     out.push_back(GF_TENSOR);
     out.push_back(own(v.toTensor()));
@@ -210,7 +227,7 @@ void write_value(const c10::IValue& v, std::vector<int64_t>& out) {
     auto list = v.toIntVector();
     out.push_back(GF_INT_LIST);
     out.push_back(static_cast<int64_t>(list.size()));
-    out.insert(out.end(), list.begin(), list.end());
+    out.append(list.begin(), list.end());
   } else if (v.isNone()) {
     out.push_back(GF_NONE);
   } else {
@@ -219,7 +236,7 @@ void write_value(const c10::IValue& v, std::vector<int64_t>& out) {
 }
 
 // Releases the tensors of a stream of results that Go will not see.
-void free_tensors(const std::vector<int64_t>& s) {
+void free_tensors(const Words& s) {
   for (size_t i = 0; i < s.size();) {
     int64_t tag = s[i++];
     size_t n = tag == GF_NONE ? 0 : 1;
@@ -268,11 +285,18 @@ gf_ret gf_versions(char* out, int64_t cap) {
 }
 
 gf_ret gf_set_num_threads(int64_t n) {
-  return guard([&] { at::set_num_threads(static_cast<int>(n)); });
+  return guard([&] {
+    TORCH_CHECK(n > 0 && n <= 4096, "number of threads ", n);
+    wanted_threads.store(static_cast<int>(n));
+    sync_num_threads();
+  });
 }
 
 gf_ret gf_get_num_threads(void) {
-  return guard([&] { return at::get_num_threads(); });
+  return guard([&] {
+    sync_num_threads();
+    return at::get_num_threads();
+  });
 }
 
 // Proves in a test that no kind of exception leaves the ABI.
@@ -292,8 +316,10 @@ gf_ret gf_test_throw(int64_t what) {
 gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names) {
   return guard([&] {
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    auto op = std::make_unique<Op>(Op{handle, {}, {}});
+    auto op = std::make_unique<Op>(Op{handle, {}, {}, {}});
     const auto& args = handle.schema().arguments();
+    TORCH_CHECK(args.size() <= 64, name, ": ", args.size(), " arguments");  // gf_op_call has one bit for each
+    for (const auto& arg : args) op->types.push_back(strip_optional(arg.real_type()));
     std::istringstream names(arg_names);
     for (std::string want; std::getline(names, want, ',');) {
       int found = -1;
@@ -321,13 +347,13 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
     const auto& schema = op.handle.schema();
     const auto& formals = schema.arguments();
     torch::jit::Stack stack(formals.size());
-    std::vector<bool> given(formals.size());
+    uint64_t given = 0;
     Reader r{args, args + n};
     for (size_t i = 0; r.p < r.end; i++) {
       if (op.position.empty()) {
         TORCH_CHECK(i < formals.size(), schema.name(), ": ", i + 1, " arguments, the operator takes ", formals.size());
-        stack[i] = read_value(r, formals[i]);
-        given[i] = true;
+        stack[i] = read_value(r, formals[i], op.types[i]);
+        given |= uint64_t{1} << i;
         continue;
       }
       TORCH_CHECK(i < op.position.size(), schema.name(), ": more arguments than names");
@@ -337,17 +363,17 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
         r.next();
         continue;
       }
-      stack[at] = read_value(r, formals[at]);
-      given[at] = true;
+      stack[at] = read_value(r, formals[at], op.types[at]);
+      given |= uint64_t{1} << at;
     }
     for (size_t i = 0; i < formals.size(); i++) {
-      if (given[i]) continue;
+      if (given >> i & 1) continue;
       TORCH_CHECK(formals[i].default_value().has_value(), schema.name(), ": argument ", formals[i].name(), " is missing");
       stack[i] = *formals[i].default_value();
     }
+    sync_num_threads();
     op.handle.callBoxed(stack);
-    std::vector<int64_t> out;
-    out.reserve(2 * stack.size());
+    Words out;
     try {
       for (auto& v : stack) write_value(v, out);
     } catch (...) {

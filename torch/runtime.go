@@ -20,7 +20,8 @@ func Versions() (string, error) {
 	return capi.Versions()
 }
 
-// SetNumThreads sets the number of threads that one operator uses. Call it before the first operator.
+// SetNumThreads sets the number of threads that one operator uses, on whatever OS thread it runs. Call it before the
+// first operator: teams of threads that exist stay.
 func SetNumThreads(n int) {
 	check("SetNumThreads", capi.Load())
 	check("SetNumThreads", capi.SetNumThreads(n))

@@ -120,8 +120,20 @@ func TestNumThreads(t *testing.T) {
 	n := NumThreads()
 	defer SetNumThreads(n)
 	require.Positive(t, n)
-	SetNumThreads(1)
-	require.Equal(t, 1, NumThreads())
+	a, b := NewWorker(), NewWorker()
+	defer a.Close()
+	defer b.Close()
+	got := func(w *Worker) (n int) {
+		require.NoError(t, w.Do(func() { n = NumThreads() }))
+		return n
+	}
+	require.Equal(t, n, got(a))
+	for _, want := range []int{1, 3, n} {
+		require.NoError(t, a.Do(func() { SetNumThreads(want) }))
+		require.Equal(t, want, got(a))
+		require.Equal(t, want, got(b), "other OS threads follow")
+		require.Equal(t, want, NumThreads())
+	}
 	require.ErrorIs(t, Try(func() { SetNumThreads(0) }), ErrArgument)
 	v, err := Versions()
 	require.NoError(t, err)
