@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -271,4 +272,43 @@ func TestParityDropout(t *testing.T) {
 	require.NotEqual(t, fused, loss)
 	composed, _ := run(false, 1e-12)
 	require.InEpsilon(t, fused, composed, 1e-6)
+}
+
+// A bf16 model with quantised weights and fp32 adapters computes in bf16, stays close to fp32, and leaks nothing.
+func TestHalfPrecisionQLoRA(t *testing.T) {
+	batch := llamatest.Open(t, "tiny", "plain", "forward.safetensors")
+	var meta caseMeta
+	llamatest.JSON(t, &meta, "bnb", "tiny_plain_nf4", "meta.json")
+	m := llamatest.Load(t, llamatest.Golden("tiny", "plain"), llama.Options{DType: torch.BFloat16}, func(m *llama.Model) {
+		_, err := quant.Quantize(m, quant.Config{DoubleQuant: true}, nil)
+		require.NoError(t, err)
+		_, err = peft.LoadAdapter(llamatest.Golden("peft", "lora_all_r8", "adapter_init"), m, peft.Options{})
+		require.NoError(t, err)
+	})
+	for _, l := range m.Decoder.Layers {
+		l.SetCheckpoint(true)
+	}
+	opt := llamatest.NewAdamW(m, llamatest.AdamW{LR: 2e-3, WeightDecay: 0.01, Clip: 1})
+	ids, labels := batch.Get("input_ids"), batch.Get("labels")
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	var live torch.Memory
+	for i, want := range meta.Losses {
+		s := torch.NewScope(nil)
+		out := nn.Run(m, &nn.Call{Scope: s, Training: true}, llama.Input{IDs: ids.In(s), Labels: labels.In(s), LossScale: 1.0 / 159})
+		out.Loss.Backward()
+		require.InDelta(t, want, out.Loss.Item(), 0.03)
+		s.Close()
+		opt.Step()
+		if now := torch.MemoryStats(); i == 1 {
+			live = now
+		} else if i > 1 {
+			require.Equal(t, live.LiveTensors, now.LiveTensors, "live tensors after step %d", i)
+			require.Equal(t, live.LiveBytes, now.LiveBytes, "live bytes after step %d", i)
+		}
+	}
+	for _, n := range nn.NamedParams(m) {
+		if n.Param.Trainable() {
+			require.Equal(t, torch.Float32, n.Param.Tensor().DType(), n.Name)
+		}
+	}
 }

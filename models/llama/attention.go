@@ -68,7 +68,7 @@ func scaledDotProduct(q, k, v *torch.Tensor, cu []int32) *torch.Tensor {
 		lengths[i] = int64(cu[i+1] - cu[i])
 	}
 	shape := q.Shape()
-	qs, ks, vs := sequences(q, lengths), sequences(repeatHeads(k, groups), lengths), sequences(repeatHeads(v, groups), lengths)
+	qs, ks, vs := cut(q, lengths), cut(repeatHeads(k, groups), lengths), cut(repeatHeads(v, groups), lengths)
 	parts := make([]*torch.Tensor, len(lengths))
 	for i := range parts {
 		parts[i] = causal(qs[i], ks[i], vs[i])
@@ -81,8 +81,8 @@ func causal(q, k, v *torch.Tensor) *torch.Tensor {
 	return torch.ScaledDotProductAttention(q, k, v, torch.AttentionOptions{Causal: q.Size(2) > 1})
 }
 
-// sequences lays the rows of t (batch, heads, tokens, head dim) end to end and cuts them: (1, heads, length, head dim) each.
-func sequences(t *torch.Tensor, lengths []int64) []*torch.Tensor {
+// cut lays the rows of t (batch, heads, tokens, head dim) end to end and cuts out the sequences: (1, heads, length, head dim) each.
+func cut(t *torch.Tensor, lengths []int64) []*torch.Tensor {
 	s := t.Shape()
 	return t.Transpose(1, 2).Reshape(1, s[0]*s[2], s[1], s[3]).Transpose(1, 2).SplitWithSizes(lengths, 2)
 }

@@ -133,9 +133,9 @@ type Output struct {
 func (m *Model) Forward(c *nn.Call, in Input) Output {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	seq, err := in.sequences()
+	cu, err := in.borders()
 	torch.Throw(err)
-	cos, sin := m.rope.tables(c.Scope, in, seq)
+	cos, sin := m.rope.tables(c.Scope, in, cu)
 	h := nn.Run(m.Decoder.Embed, c, in.IDs)
 	var out Output
 	for i, layer := range m.Decoder.Layers {
@@ -159,8 +159,8 @@ func (m *Model) Forward(c *nn.Call, in Input) Output {
 	return out
 }
 
-// sequences checks the input and gives the sequences' borders, nil where rows are sequences.
-func (in Input) sequences() ([]int32, error) {
+// borders checks the input and gives the packed sequences' borders, nil where rows are sequences.
+func (in Input) borders() ([]int32, error) {
 	shape := in.IDs.Shape()
 	if len(shape) != 2 {
 		return nil, fmt.Errorf("llama: ids must be (batch, tokens), have shape %v", shape)
