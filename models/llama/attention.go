@@ -81,7 +81,8 @@ func causal(q, k, v *torch.Tensor) *torch.Tensor {
 	return torch.ScaledDotProductAttention(q, k, v, torch.AttentionOptions{Causal: q.Size(2) > 1})
 }
 
-// cut lays the rows of t (batch, heads, tokens, head dim) end to end and cuts out the sequences: (1, heads, length, head dim) each.
+// cut lays the rows of t (batch, heads, tokens, head dim) end to end and cuts out the sequences, (1, heads, length, head
+// dim) each.
 func cut(t *torch.Tensor, lengths []int64) []*torch.Tensor {
 	s := t.Shape()
 	return t.Transpose(1, 2).Reshape(1, s[0]*s[2], s[1], s[3]).Transpose(1, 2).SplitWithSizes(lengths, 2)
