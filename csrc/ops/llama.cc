@@ -312,20 +312,22 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 constexpr int64_t kLogitsBytes = 16 << 20;
 constexpr int64_t kIgnored = -100;
 
-// Turns fp32 logits [rows, vocabulary] into the unnormalised gradient (kernels/cross_entropy.h); returns the losses and
-// the inverse sums.
-std::tuple<Tensor, Tensor> cross_entropy_rows_(const Tensor& logits, const Tensor& labels) {
+// Turns fp32 logits [rows, vocabulary] into the unnormalised gradient (kernels/cross_entropy.h); returns the losses, the
+// inverse sums and the gradients of the targets.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy_rows_(const Tensor& logits, const Tensor& labels) {
   const int64_t rows = logits.size(0), size = logits.size(1);
-  Tensor loss = at::empty({rows}, logits.options()), inverse_sum = at::empty({rows}, logits.options());
+  Tensor loss = at::empty({rows}, logits.options());
+  Tensor inverse_sum = at::empty_like(loss), target_gradient = at::empty_like(loss);
   at::parallel_for(0, rows, rows_per_thread(size), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const kernels::RowLoss r =
           kernels::cross_entropy_row(mutable_data<float>(logits) + row * size, size, data<int64_t>(labels)[row]);
       mutable_data<float>(loss)[row] = r.loss;
       mutable_data<float>(inverse_sum)[row] = r.inverse_sum;
+      mutable_data<float>(target_gradient)[row] = r.target_gradient;
     }
   });
-  return {loss, inverse_sum};
+  return {loss, inverse_sum, target_gradient};
 }
 
 // The gradients are ready after the forward, while the logits are in cache; the backward only scales them.
@@ -377,7 +379,7 @@ struct HeadResult {
 HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels, double scale, bool grad_h,
                      bool grad_weight) {
   static const auto rows_op =
-      primitive<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&)>("gofsdp::cross_entropy_rows_");
+      primitive<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&)>("gofsdp::cross_entropy_rows_");
   const int64_t rows = h.size(0), vocabulary = weight.size(0);
   HeadResult result;
   if (grad_h) {
@@ -401,12 +403,14 @@ HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels
     Tensor logits = buffer.narrow(0, 0, n);
     at::mm_out(logits, band, weight.t());
     Tensor gradient = single ? logits : logits.to(at::kFloat);
-    auto [loss, inverse_sum] = rows_op.call(gradient, labels.narrow(0, first, n));
+    const Tensor targets = labels.narrow(0, first, n);
+    auto [loss, inverse_sum, target_gradient] = rows_op.call(gradient, targets);
     losses.narrow(0, first, n).copy_(loss);
     if (!grad_h && !grad_weight) {
       continue;
     }
     Tensor factor = inverse_sum.mul_(scale).unsqueeze(1);
+    const Tensor target_factor = target_gradient.mul_(scale).to(h.scalar_type()).unsqueeze(1);
     if (!single) {
       // Half types cannot hold unnormalised values: normalise first.
       logits.copy_(gradient.mul_(factor));
@@ -419,9 +423,11 @@ HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels
       if (factor.defined()) {
         part.mul_(factor);
       }
+      part.addcmul_(weight.index_select(0, targets), target_factor);
     }
     if (grad_weight) {
       result.dweight.addmm_(gradient.t(), factor.defined() ? band.mul(factor) : band);
+      result.dweight.index_add_(0, targets, band.mul(target_factor));
     }
   }
   result.loss = losses.sum(at::kDouble).item<double>() * scale;
@@ -505,7 +511,9 @@ TORCH_LIBRARY_FRAGMENT(gofsdp, m) {
   m.def("swiglu_forward(Tensor gate, Tensor up) -> Tensor");
   m.def(
       "swiglu_backward(Tensor dy, Tensor gate, Tensor up, bool want_gate, bool want_up) -> (Tensor dgate, Tensor dup)");
-  m.def("cross_entropy_rows_(Tensor(a!) logits, Tensor labels) -> (Tensor loss, Tensor inverse_sum)");
+  m.def(
+      "cross_entropy_rows_(Tensor(a!) logits, Tensor labels) -> (Tensor loss, Tensor inverse_sum, "
+      "Tensor target_gradient)");
 }
 
 TORCH_LIBRARY_IMPL(gofsdp, CPU, m) {
