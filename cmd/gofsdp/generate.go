@@ -51,18 +51,23 @@ func (c *generateCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("generate: %w", err)
 	}
+	files, err := modelio.Open(c.Model)
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	limit := files.Config.MaxPositionEmbeddings
+	if len(prompt) >= limit {
+		return fmt.Errorf("generate: the prompt has %d tokens, but the model of %s takes at most %d, answer included (max_position_embeddings)", len(prompt), c.Model, limit)
+	}
 	runtime.LockOSThread() // libtorch keeps buffers per thread
 	if err := torch.Load(); err != nil {
 		return err
 	}
 	torch.SetNumThreads(runtime.NumCPU())
-	model, err := c.load(ctx)
+	model, err := c.load(ctx, files)
 	if err != nil {
 		return err
-	}
-	limit := model.Config.MaxPositionEmbeddings
-	if len(prompt) >= limit {
-		return fmt.Errorf("generate: the prompt has %d tokens, but the model of %s takes at most %d, answer included (max_position_embeddings)", len(prompt), c.Model, limit)
 	}
 	options := llama.GenerateOptions{
 		MaxNewTokens: min(c.MaxNewTokens, limit-len(prompt)), Temperature: c.Temperature, TopP: c.TopP, TopK: c.TopK, Seed: c.Seed,
@@ -77,12 +82,7 @@ func (c *generateCmd) Run(ctx context.Context) error {
 }
 
 // load makes the model, computed in fp32: CPUs without bf16 units are far slower in bf16.
-func (c *generateCmd) load(ctx context.Context) (*llama.Model, error) {
-	files, err := modelio.Open(c.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer files.Close()
+func (c *generateCmd) load(ctx context.Context, files *modelio.Model) (*llama.Model, error) {
 	model, err := llama.New(files.Config, llama.Options{DType: torch.Float32})
 	if err != nil {
 		return nil, err

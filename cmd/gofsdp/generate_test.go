@@ -77,6 +77,10 @@ func TestGenerate(t *testing.T) {
 
 func TestGenerateFaults(t *testing.T) {
 	dir := tinyModel(t)
+	config, err := modelio.ReadConfig(dir)
+	require.NoError(t, err)
+	config.MaxPositionEmbeddings = 128
+	require.NoError(t, modelio.WriteConfig(dir, config))
 	empty := filepath.Join(t.TempDir(), "messages.json")
 	require.NoError(t, os.WriteFile(empty, []byte("[]"), 0o644))
 	for want, args := range map[string][]string{
