@@ -30,17 +30,22 @@ func procStatus(t *testing.T, key string) int64 {
 	return 0
 }
 
-// settle lets the collector free what other tests left.
+// settle waits until the collector has freed what earlier tests dropped.
 func settle() {
-	for range 3 {
-		runtime.GC()
-		time.Sleep(5 * time.Millisecond)
+	runtime.GC()
+	for calm, last := 0, int64(-1); calm < 3; {
+		time.Sleep(2 * time.Millisecond)
+		if now := MemoryStats().LiveTensors; now == last {
+			calm++
+		} else {
+			calm, last = 0, now
+		}
 	}
 }
 
 func TestPeakEqualsHandCounts(t *testing.T) {
-	settle()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	settle()
 	ResetPeak()
 	before := MemoryStats()
 	s := NewScope(nil)
@@ -124,6 +129,7 @@ func TestCacheForgetsOldSizes(t *testing.T) {
 }
 
 func TestAllocatorFromManyGoroutines(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	settle()
 	before := MemoryStats().LiveBytes
 	var wg sync.WaitGroup
@@ -182,6 +188,8 @@ func TestScopeMisuse(t *testing.T) {
 	x := s.Own(Ones(Float32, 2))
 	y := Ones(Float32, 2)
 	defer y.Free()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	settle()
 	s.Close()
 	s.Close()
 	before := MemoryStats().LiveTensors

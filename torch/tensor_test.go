@@ -3,6 +3,7 @@ package torch
 import (
 	"errors"
 	"runtime"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -136,6 +137,8 @@ func toFloat64(v []float32) []float64 {
 }
 
 func TestScopes(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	settle()
 	before := MemoryStats().LiveTensors
 	outer := NewScope(nil)
 	x := outer.Own(Ones(Float32, 4))

@@ -2,8 +2,10 @@ package nn
 
 import (
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"testing"
+	"time"
 
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/stretchr/testify/require"
@@ -144,11 +146,25 @@ func TestHookThatLosesTensorsIsAnError(t *testing.T) {
 	require.Equal(t, 1, s.Len())
 }
 
+// settle waits until the collector has freed what earlier tests dropped.
+func settle() {
+	runtime.GC()
+	for calm, last := 0, int64(-1); calm < 3; {
+		time.Sleep(2 * time.Millisecond)
+		if now := torch.MemoryStats().LiveTensors; now == last {
+			calm++
+		} else {
+			calm, last = 0, now
+		}
+	}
+}
+
 // steps runs f many times with the collector off and expects that nothing stays.
 func steps(t *testing.T, n int, f func()) {
 	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	f()
+	settle()
 	torch.TrackLeaks(true)
 	defer torch.TrackLeaks(false)
 	before := torch.MemoryStats()

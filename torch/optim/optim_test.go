@@ -2,8 +2,10 @@ package optim
 
 import (
 	"math"
+	"runtime"
 	"runtime/debug"
 	"testing"
+	"time"
 
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/nn"
@@ -314,6 +316,12 @@ func TestStepsLeaveNothingBehind(t *testing.T) {
 		o.ZeroGrad()
 	}
 	step()
+	runtime.GC()
+	require.Eventually(t, func() bool { // clean-ups of earlier tests' tensors
+		before := torch.MemoryStats()
+		time.Sleep(10 * time.Millisecond)
+		return before == torch.MemoryStats()
+	}, 5*time.Second, time.Millisecond)
 	before := torch.MemoryStats()
 	for range 50 {
 		step()
