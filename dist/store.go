@@ -87,18 +87,8 @@ func (s *Store) meet(ctx context.Context, timeout time.Duration) error {
 	}
 	deadline := time.Now().Add(timeout)
 	for rank := range s.size {
-		for {
-			slice := min(500*time.Millisecond, max(time.Millisecond, time.Until(deadline)))
-			_, err := s.get("here/"+strconv.Itoa(rank), slice)
-			if err == nil {
-				break
-			}
-			if ctx.Err() != nil {
-				return fmt.Errorf("dist: rank %d: waiting for rank %d of %d: %w", s.rank, rank, s.size, context.Cause(ctx))
-			}
-			if !isTimeout(err) || time.Now().After(deadline) {
-				return fmt.Errorf("dist: rank %d: rank %d of %d did not arrive within %v: %w", s.rank, rank, s.size, timeout, err)
-			}
+		if err := s.await(ctx, "here/"+strconv.Itoa(rank), deadline); err != nil {
+			return fmt.Errorf("dist: rank %d: rank %d of %d did not arrive within %v: %w", s.rank, rank, s.size, timeout, err)
 		}
 	}
 	return nil
@@ -123,23 +113,40 @@ func (s *Store) Set(key string, value []byte) error {
 
 // Get waits for key, until ctx ends or timeout passes (0: DefaultTimeout), and returns its value.
 func (s *Store) Get(ctx context.Context, key string, timeout time.Duration) ([]byte, error) {
-	deadline := time.Now().Add(bounded(ctx, timeout))
-	for {
-		v, err := s.get(key, min(500*time.Millisecond, max(time.Millisecond, time.Until(deadline))))
-		if err == nil {
-			return v, nil
-		}
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("dist: rank %d: wait for %q in the store: %w", s.rank, key, context.Cause(ctx))
-		}
-		if !isTimeout(err) || time.Now().After(deadline) {
-			return nil, fmt.Errorf("dist: rank %d: wait for %q in the store: %w", s.rank, key, err)
-		}
+	if err := s.await(ctx, key, time.Now().Add(bounded(ctx, timeout))); err != nil {
+		return nil, fmt.Errorf("dist: rank %d: wait for %q in the store: %w", s.rank, key, err)
 	}
+	v, err := capi.StoreGet(s.h, key, getTimeout.Milliseconds())
+	if err != nil {
+		return nil, fmt.Errorf("dist: rank %d: read %q in the store: %w", s.rank, key, err)
+	}
+	return v, nil
 }
 
-func (s *Store) get(key string, timeout time.Duration) ([]byte, error) {
-	return capi.StoreGet(s.h, key, max(1, timeout.Milliseconds()))
+// getTimeout bounds the reading of a key that is known to be there.
+const getTimeout = 10 * time.Second
+
+// await polls until key is set. The store's own waiting cannot be ended by ctx.
+func (s *Store) await(ctx context.Context, key string, deadline time.Time) error {
+	pause := time.Millisecond
+	for {
+		set, err := capi.StoreCheck(s.h, key)
+		if err != nil {
+			return err
+		}
+		if set {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return ErrTimeout
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+			pause = min(2*pause, 50*time.Millisecond)
+		}
+	}
 }
 
 // Add adds delta to the counter under key and returns the sum.

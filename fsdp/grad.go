@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -69,6 +70,18 @@ func (m *Model) FullTensor(ctx context.Context, name string) (full *torch.Tensor
 		return nil, fmt.Errorf("fsdp: the model has no sharded parameter %q", name)
 	}
 	return m.gather(ctx, p, p.shard)
+}
+
+// FullParam is FullTensor for a parameter by itself.
+func (m *Model) FullParam(ctx context.Context, p *nn.Param) (*torch.Tensor, error) {
+	for _, u := range m.units {
+		for _, q := range u.params {
+			if q.p == p {
+				return m.gather(ctx, q, q.shard)
+			}
+		}
+	}
+	return nil, errors.New("fsdp: the model has no such sharded parameter")
 }
 
 // Gather is FullTensor for a tensor sharded like the parameter called name, such as an optimiser state.

@@ -137,8 +137,8 @@ func (r *run) saveResult() error {
 	if r.built.Adapter != nil {
 		dir := filepath.Join(r.c.OutputDir, "adapter")
 		err := r.built.Adapter.Save(r.work, dir, peft.SaveOptions{
-			Full: func(ctx context.Context, name string, _ *nn.Param) (*torch.Tensor, error) {
-				return r.built.Sharded.FullTensor(ctx, name)
+			Full: func(ctx context.Context, _ string, p *nn.Param) (*torch.Tensor, error) {
+				return r.built.Sharded.FullParam(ctx, p)
 			},
 			Silent: r.group.Rank() != 0,
 		})
