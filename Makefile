@@ -16,7 +16,7 @@ help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 quickstart: build ## set up, build, and fine-tune a small model on two CPU ranks
-	$(BIN)/gofsdp quickstart
+	scripts/quickstart
 
 setup: ## download libtorch (once per user) and build build/libgofsdp.so
 	$(GO) run ./cmd/gofsdp setup
