@@ -65,7 +65,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 	if c.Steps > 0 && c.Steps < len(batches) {
 		batches = batches[:c.Steps]
 	}
-	trainer, err := fixedTrainer(ctx, c, g)
+	trainer, _, err := fixedTrainer(ctx, c, g)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 }
 
 // fixedTrainer builds the model and loads the adapters' first weights.
-func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer, error) {
+func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer, *sft.Built, error) {
 	o := sft.ModelOptions{
 		Checkpointing: c.Checkpointing,
 		LoRA:          &peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.AllLinear},
@@ -103,18 +103,18 @@ func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer,
 	}
 	built, err := sft.Build(ctx, c.Model, g, o)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if c.LoRAInit != "" {
 		if err := loadAdapterRows(c.LoRAInit, built); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	opt, err := optim.NewAdamW(built.Params, optim.AdamConfig{LR: 1e-4, WeightDecay: 0.01})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return &sft.Trainer{Model: built.Model, Sharded: built.Sharded, Optimizer: opt}, nil
+	return &sft.Trainer{Model: built.Model, Sharded: built.Sharded, Optimizer: opt}, built, nil
 }
 
 // loadAdapterRows sets this rank's rows of the adapter weights that a PEFT-named file holds.
