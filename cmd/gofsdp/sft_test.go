@@ -28,7 +28,6 @@ func conversations(t *testing.T) string {
 }
 
 func TestSft(t *testing.T) {
-	t.Setenv("GOFSDP_TEST_MAIN", "1")
 	model, out := tinyModel(t), t.TempDir()
 	settings := filepath.Join(t.TempDir(), "run.yaml")
 	require.NoError(t, os.WriteFile(settings, fmt.Appendf(nil, "model_name_or_path: %s\ndataset_name: %s\noutput_dir: %s\nuse_peft_lora: true\n"+
@@ -50,7 +49,6 @@ func TestSftStopsOnRequest(t *testing.T) {
 	args := []string{"sft", "--model_name_or_path", tinyModel(t), "--dataset_name", conversations(t), "--output_dir", out,
 		"--max_steps", "1000000", "--save_strategy", "epoch", "--save_total_limit", "1", "--use_peft_lora"}
 	command := exec.Command(os.Args[0], args...)
-	command.Env = append(os.Environ(), "GOFSDP_TEST_MAIN=1")
 	log := filepath.Join(t.TempDir(), "log")
 	file, err := os.Create(log)
 	require.NoError(t, err)
