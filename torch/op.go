@@ -218,7 +218,11 @@ func (e *encoder) put(a any) {
 	case DType:
 		e.out = append(e.out, capi.TagInt, int64(v))
 	case Device:
-		e.out = append(e.out, capi.TagDevice, int64(v.Type), int64(v.Index))
+		index := v.Index
+		if v.Type == CPUType {
+			index = -1 // libtorch takes cpu:0 for another device than cpu, and copies
+		}
+		e.out = append(e.out, capi.TagDevice, int64(v.Type), int64(index))
 	case *Generator:
 		if v == nil {
 			e.out = append(e.out, capi.TagNone)

@@ -217,3 +217,10 @@ func TestCallReachesEveryOperator(t *testing.T) {
 	_, err := Schema("aten::nonsense")
 	require.Error(t, err)
 }
+
+func TestToDeviceOfTheSameDeviceIsNoCopy(t *testing.T) {
+	s := NewScope(nil)
+	defer s.Close()
+	x := s.Own(Ones(Float32, 3))
+	require.True(t, x.IsSame(x.ToDevice(CPU)))
+}
