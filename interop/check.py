@@ -62,6 +62,24 @@ def prompt():
     return load_file(args.goldens / "tiny/plain/forward.safetensors")["input_ids"][:, :PROMPT_LEN].long()
 
 
+def expected_logits(folder):
+    return load_file(folder / "expected" / "logits.safetensors")["logits"]
+
+
+def load_adapter(base, folder):
+    """A model with an adapter. Keys that are missing or left over are no error for PEFT, but here they are."""
+    model = PeftModel.from_pretrained(load_model(base), folder)
+    result = model.load_adapter(folder, "again")
+    assert not result.unexpected_keys, result.unexpected_keys
+    assert not [key for key in result.missing_keys if "lora" in key], result.missing_keys
+    return model
+
+
+def differ(model, base, what):
+    change = (model - base).abs().max()
+    assert change > 1e-2, f"{what}: changes the logits by {change:.2e} only"
+
+
 def save_logits(model, folder):
     (folder / "expected").mkdir()
     save_file({"logits": model(prompt(), use_cache=False).logits.contiguous()}, folder / "expected" / "logits.safetensors")
@@ -106,19 +124,27 @@ def our_adapters():
     folders = sorted((args.ours / "adapters").iterdir())
     assert folders, "none there"
     for folder in folders:
-        model = PeftModel.from_pretrained(tiny("plain"), folder)
-        # Keys that are missing or left over are no error for PEFT.
-        result = model.load_adapter(folder, "again")
-        assert not result.unexpected_keys, result.unexpected_keys
-        assert not [key for key in result.missing_keys if "lora" in key], result.missing_keys
+        model = load_adapter(args.goldens / "tiny/plain", folder)
         logits = model(prompt(), use_cache=False).logits
-        close(load_file(folder / "logits.safetensors")["logits"], logits, folder.name)
+        close(expected_logits(folder), logits, folder.name)
         with model.disable_adapter():
-            base = model(prompt(), use_cache=False).logits
-        assert (logits - base).abs().max() > 1e-2, f"{folder.name}: the adapter changes nothing"
+            differ(logits, model(prompt(), use_cache=False).logits, folder.name)
         golden = args.goldens / "peft" / folder.name / "golden.safetensors"
         if golden.exists():
             close(logits, load_file(golden)["logits_after10"][:, :PROMPT_LEN], f"{folder.name} and its golden")
+
+
+@check("transformers and PEFT load what gofsdp sft wrote")
+def our_results():
+    tuned = args.ours / "tuned"
+    base = load_model(tuned / "base")(prompt(), use_cache=False).logits
+    whole = load_model(tuned / "full/model")(prompt(), use_cache=False).logits
+    close(expected_logits(tuned / "full/model"), whole, "the whole model")
+    differ(whole, base, "the whole model")
+    AutoTokenizer.from_pretrained(tuned / "full/model")
+    adapted = load_adapter(tuned / "base", tuned / "lora/adapter")(prompt(), use_cache=False).logits
+    close(expected_logits(tuned / "lora/adapter"), adapted, "the adapter")
+    differ(adapted, base, "the adapter")
 
 
 @check("torch.distributed.checkpoint reads the shards of gofsdp")

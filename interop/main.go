@@ -76,6 +76,7 @@ func (o options) run(ctx context.Context) error {
 	s.check(ctx, "gofsdp convert writes a model folder", s.writeModel)
 	s.check(ctx, "gofsdp writes adapters", s.writeAdapters)
 	s.check(ctx, "gofsdp writes a checkpoint on two ranks", s.writeCheckpoint)
+	s.check(ctx, "gofsdp sft fine-tunes a tiny model on two ranks", s.trainTiny)
 	if len(s.failed) > 0 {
 		return errors.Join(s.failed...)
 	}

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/bench/peer"
 	"github.com/gofsdp/gofsdp/checkpoint"
@@ -17,9 +19,13 @@ import (
 
 // writeModel converts SmolLM2 from GGUF with the program itself.
 func (s *session) writeModel(ctx context.Context) error {
-	out := filepath.Join(s.ours, "smollm2")
-	if text, err := peer.Command(ctx, s.binary, "convert", "smollm2", out).CombinedOutput(); err != nil {
-		return fmt.Errorf("%w\n%s", err, text)
+	return s.gofsdp(ctx, "convert", "smollm2", filepath.Join(s.ours, "smollm2"))
+}
+
+// gofsdp runs the program.
+func (s *session) gofsdp(ctx context.Context, args ...string) error {
+	if text, err := peer.Command(ctx, s.binary, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("gofsdp %s: %w\n%s", strings.Join(args, " "), err, text)
 	}
 	return nil
 }
@@ -72,11 +78,19 @@ func (s *session) saveAdapter(ctx context.Context, m *loaded, adapter *peft.Adap
 	if err := adapter.Save(ctx, dir, peft.SaveOptions{}); err != nil {
 		return err
 	}
+	return s.saveLogits(m, dir)
+}
+
+// saveLogits writes a model's logits next to the files that they come from.
+func (s *session) saveLogits(m *loaded, dir string) error {
 	logits, shape, err := s.logits(m.model)
 	if err != nil {
 		return err
 	}
-	out, err := safetensors.Create(filepath.Join(dir, "logits.safetensors"), []safetensors.Spec{{Name: "logits", DType: "F32", Shape: shape}}, nil)
+	if err := os.MkdirAll(filepath.Join(dir, "expected"), 0o755); err != nil {
+		return err
+	}
+	out, err := safetensors.Create(filepath.Join(dir, "expected", "logits.safetensors"), []safetensors.Spec{{Name: "logits", DType: "F32", Shape: shape}}, nil)
 	if err != nil {
 		return err
 	}
@@ -106,4 +120,49 @@ func (s *session) writeCheckpoint(ctx context.Context) error {
 		_, err = checkpoint.Save(ctx, g, s.ours, 1, snapshot, checkpoint.SaveOptions{})
 		return err
 	})
+}
+
+// trainTiny fine-tunes a tiny model on two ranks, once as a whole and once with an adapter. The rates are large, so that
+// the results differ clearly from the base model.
+func (s *session) trainTiny(ctx context.Context) error {
+	base := filepath.Join(s.ours, "tuned", "base")
+	if err := s.gofsdp(ctx, "convert", filepath.Join(s.goldens, "..", "gguf", "tiny_llama.gguf"), base); err != nil {
+		return err
+	}
+	rows := filepath.Join(s.ours, "tuned", "rows.jsonl")
+	if err := os.WriteFile(rows, []byte(strings.Repeat(`{"text": "the cat sat on the mat, and the hat sat on the cat"}`+"\n", 8)), 0o644); err != nil {
+		return err
+	}
+	train := func(name string, more ...string) (dir string, err error) {
+		dir = filepath.Join(s.ours, "tuned", name)
+		args := []string{"launch", "--num_processes", "2", "sft", "--model_name_or_path", base, "--dataset_name", rows, "--output_dir", dir,
+			"--max_steps", "4", "--per_device_train_batch_size", "2", "--learning_rate", "2e-2", "--save_strategy", "no"}
+		return dir, s.gofsdp(ctx, append(args, more...)...)
+	}
+
+	dir, err := train("full")
+	if err != nil {
+		return err
+	}
+	whole, err := s.loadModel(ctx, filepath.Join(dir, "model"))
+	if err != nil {
+		return err
+	}
+	defer whole.free()
+	if err := s.saveLogits(whole, filepath.Join(dir, "model")); err != nil {
+		return err
+	}
+
+	if dir, err = train("lora", "--use_peft_lora", "--lora_r", "4", "--lora_target_modules", "all-linear"); err != nil {
+		return err
+	}
+	m, err := s.loadModel(ctx, base)
+	if err != nil {
+		return err
+	}
+	defer m.free()
+	if _, err := peft.LoadAdapter(filepath.Join(dir, "adapter"), m.model, peft.Options{}); err != nil {
+		return err
+	}
+	return s.saveLogits(m, filepath.Join(dir, "adapter"))
 }
