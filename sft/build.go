@@ -46,7 +46,11 @@ func Build(ctx context.Context, dir string, g dist.Group, o ModelOptions) (*Buil
 		return nil, err
 	}
 	defer weights.Close()
-	model, err := llama.New(cfg, llama.Options{DType: torch.Float32})
+	options := llama.Options{DType: torch.Float32}
+	if o.LoRA != nil { // the tables stay frozen, as narrow as they are stored
+		options.TableDType = storedDType(weights, "model.embed_tokens.weight")
+	}
+	model, err := llama.New(cfg, options)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +93,19 @@ func Build(ctx context.Context, dir string, g dist.Group, o ModelOptions) (*Buil
 		return nil, fmt.Errorf("sft: the model of %s has no trainable parameter", dir)
 	}
 	return b, nil
+}
+
+// storedDType is the dtype of a stored weight, or 0 where it is no floating-point type that libtorch has.
+func storedDType(w *modelio.Weights, name string) torch.DType {
+	view, err := w.Tensor(name)
+	if err != nil {
+		return 0
+	}
+	dtype, err := torch.ParseDType(view.DType)
+	if err != nil || !dtype.IsFloat() {
+		return 0
+	}
+	return dtype
 }
 
 // optimizer makes the AdamW of a run.

@@ -310,6 +310,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 
 // Bytes of logits that exist at a time.
 constexpr int64_t kLogitsBytes = 16 << 20;
+// Bytes of widened weight that exist at a time; see Note [Narrow head].
+constexpr int64_t kTileBytes = 4 << 20;
 constexpr int64_t kIgnored = -100;
 
 // Turns fp32 logits [rows, vocabulary] into the unnormalised gradient (kernels/cross_entropy.h); returns the losses, the
@@ -375,6 +377,34 @@ struct HeadResult {
   Tensor dh, dweight;
 };
 
+// Note [Narrow head]
+// A frozen head may be stored in a narrower dtype than the arithmetic's (bfloat16 weights, fp32 activations): it then takes
+// half the memory, which for small models is most of it. Each band of logits is computed from tiles of the weight that are
+// widened into a small buffer. Widening is exact, so the result is that of a widened head up to the order of sums.
+struct Head {
+  Tensor weight; // [vocabulary, hidden]
+  Tensor buffer; // one widened tile; undefined where the dtypes agree
+  int64_t tile;
+
+  Head(const Tensor& w, const Tensor& h) : weight(w), tile(w.size(0)) {
+    if (w.scalar_type() != h.scalar_type()) {
+      tile = std::clamp<int64_t>(kTileBytes / (w.size(1) * static_cast<int64_t>(h.element_size())), 1, w.size(0));
+      buffer = at::empty({tile, w.size(1)}, h.options());
+    }
+  }
+  template <class Body> // body(first row, rows, tile in h's dtype)
+  void for_each_tile(Body body) const {
+    for (int64_t first = 0; first < weight.size(0); first += tile) {
+      const int64_t n = std::min(tile, weight.size(0) - first);
+      Tensor part = weight.narrow(0, first, n);
+      if (buffer.defined()) {
+        part = buffer.narrow(0, 0, n).copy_(part);
+      }
+      body(first, n, part);
+    }
+  }
+};
+
 // Loss sum and gradients over the rows that count, a band of rows at a time.
 HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels, double scale, bool grad_h,
                      bool grad_weight) {
@@ -391,8 +421,10 @@ HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels
   if (rows == 0) {
     return result;
   }
-  // Bands of equal size: a short last one would waste a pass over the weight.
-  const int64_t most = std::max<int64_t>(1, kLogitsBytes / (4 * vocabulary));
+  const Head head(weight, h);
+  // Bands of equal size: a short last one would waste a pass over the weight. A pass is dearer where it widens.
+  const int64_t bytes = head.buffer.defined() ? 2 * kLogitsBytes : kLogitsBytes;
+  const int64_t most = std::max<int64_t>(1, bytes / (4 * vocabulary));
   const int64_t bands = (rows + most - 1) / most, band_rows = (rows + bands - 1) / bands;
   const bool single = h.scalar_type() == at::kFloat;
   Tensor buffer = at::empty({band_rows, vocabulary}, h.options());
@@ -401,7 +433,10 @@ HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels
     const int64_t n = std::min(band_rows, rows - first);
     const Tensor band = h.narrow(0, first, n);
     Tensor logits = buffer.narrow(0, 0, n);
-    at::mm_out(logits, band, weight.t());
+    head.for_each_tile([&](int64_t at, int64_t size, const Tensor& tile) {
+      Tensor part = size == vocabulary ? logits : logits.narrow(1, at, size);
+      at::mm_out(part, band, tile.t());
+    });
     Tensor gradient = single ? logits : logits.to(at::kFloat);
     const Tensor targets = labels.narrow(0, first, n);
     auto [loss, inverse_sum, target_gradient] = rows_op.call(gradient, targets);
@@ -419,11 +454,18 @@ HeadResult head_loss(const Tensor& h, const Tensor& weight, const Tensor& labels
     }
     if (grad_h) {
       Tensor part = result.dh.narrow(0, first, n);
-      at::mm_out(part, gradient, weight);
+      head.for_each_tile([&](int64_t at, int64_t size, const Tensor& tile) {
+        const Tensor columns = size == vocabulary ? gradient : gradient.narrow(1, at, size);
+        if (at == 0) {
+          at::mm_out(part, columns, tile);
+        } else {
+          part.addmm_(columns, tile);
+        }
+      });
       if (factor.defined()) {
         part.mul_(factor);
       }
-      part.addcmul_(weight.index_select(0, targets), target_factor);
+      part.addcmul_(weight.index_select(0, targets).to(h.scalar_type()), target_factor);
     }
     if (grad_weight) {
       result.dweight.addmm_(gradient.t(), factor.defined() ? band.mul(factor) : band);
@@ -438,9 +480,11 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& h, const Tensor& w
                                                 double scale) {
   const char* op = "linear_cross_entropy";
   TORCH_CHECK(h.dim() == 2 && weight.dim() == 2 && h.size(1) == weight.size(1) && h.is_floating_point() &&
-                  h.scalar_type() == weight.scalar_type() && h.device() == weight.device(),
-              "gofsdp::", op, ": h must be [rows, hidden] and weight [vocabulary, hidden] of one dtype, got ", describe(h),
+                  weight.is_floating_point() && h.device() == weight.device(),
+              "gofsdp::", op, ": h must be [rows, hidden] and weight [vocabulary, hidden], floating, got ", describe(h),
               " and ", describe(weight));
+  TORCH_CHECK(h.scalar_type() == weight.scalar_type() || !wants_grad(weight), "gofsdp::", op,
+              ": a trained weight must have h's dtype, got ", describe(h), " and ", describe(weight));
   TORCH_CHECK(labels.scalar_type() == at::kLong && labels.dim() == 1 && labels.size(0) == h.size(0) &&
                   labels.device() == h.device(),
               "gofsdp::", op, ": labels must be int64 [", h.size(0), "], got ", describe(labels));

@@ -348,6 +348,17 @@ void heads() {
   std::get<0>(linear_cross_entropy(hg, wb, labels, 1)).backward();
   at::cross_entropy_loss(hr.matmul(wb.to(at::kFloat).t()), labels, {}, at::Reduction::Sum).backward();
   expect_close(hg.grad(), hr.grad(), 2e-2, "linear_cross_entropy in bfloat16");
+
+  // A bfloat16 head under fp32 activations, in several tiles and bands, is the widened head.
+  const Tensor narrow = (at::randn({40000, 64}) * 0.2).to(at::kBFloat16), x = at::randn({450, 64});
+  const Tensor many = at::randint(0, 40000, {450}, at::kLong);
+  Tensor xn = x.clone().requires_grad_(), xw = x.clone().requires_grad_();
+  const Tensor ln = std::get<0>(linear_cross_entropy(xn, narrow, many, 0.1));
+  const Tensor lw = std::get<0>(linear_cross_entropy(xw, narrow.to(at::kFloat), many, 0.1));
+  ln.backward();
+  lw.backward();
+  expect_close(ln, lw, 1e-6, "linear_cross_entropy with a narrow head: loss");
+  expect_close(xn.grad(), xw.grad(), 1e-6, "linear_cross_entropy with a narrow head: gradient");
   expect(std::get<0>(linear_cross_entropy(at::full({2, 4}, NAN), w, at::zeros({2}, at::kLong), 1)).isnan().item<bool>(),
          "linear_cross_entropy keeps NaN");
 }

@@ -1,6 +1,7 @@
 package llama
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 
@@ -13,6 +14,9 @@ import (
 type Options struct {
 	// DType of the parameters; 0 stands for the configuration's, or float32 where it has none.
 	DType torch.DType
+	// TableDType is the dtype in which the embedding and the output head are kept; 0 stands for DType. A narrower one, such
+	// as that of the stored weights, saves memory and is widened as it is used. It needs both to stay frozen.
+	TableDType torch.DType
 	// Attention replaces scaled dot-product attention, e.g. by a fused kernel; nil is PyTorch's.
 	Attention AttentionFunc
 }
@@ -24,6 +28,7 @@ type Model struct {
 	Head    *Head           `torch:"lm_head"`
 	Config  *modelio.Config `torch:"-"`
 	rope    rope
+	dtype   torch.DType // of the arithmetic
 }
 
 // Decoder is the part that turns tokens into hidden states.
@@ -50,10 +55,11 @@ func New(cfg *modelio.Config, o Options) (*Model, error) {
 		return nil, err
 	}
 	hidden, vocabulary := int64(cfg.HiddenSize), int64(cfg.VocabSize)
-	m := &Model{Config: cfg, rope: r}
+	m := &Model{Config: cfg, rope: r, dtype: dtype}
+	table := cmp.Or(o.TableDType, dtype)
 	err = torch.Try(func() {
 		m.Decoder = &Decoder{
-			Embed: nn.NewEmbedding(vocabulary, hidden, dtype, torch.Meta),
+			Embed: nn.NewEmbedding(vocabulary, hidden, table, torch.Meta),
 			Norm:  nn.NewRMSNorm(hidden, cfg.RMSNormEps, dtype, torch.Meta),
 		}
 		for range cfg.NumHiddenLayers {
@@ -61,7 +67,7 @@ func New(cfg *modelio.Config, o Options) (*Model, error) {
 		}
 		m.Head = &Head{Weight: m.Decoder.Embed.Weight}
 		if !cfg.TieWordEmbeddings {
-			m.Head.Weight = nn.NewParam(torch.EmptyOn(torch.Meta, dtype, vocabulary, hidden), true)
+			m.Head.Weight = nn.NewParam(torch.EmptyOn(torch.Meta, table, vocabulary, hidden), true)
 		}
 	})
 	if err != nil {
@@ -136,7 +142,7 @@ func (m *Model) Forward(c *nn.Call, in Input) Output {
 	cu, err := in.borders()
 	torch.Throw(err)
 	cos, sin := m.rope.tables(c.Scope, in, cu)
-	h := nn.Run(m.Decoder.Embed, c, in.IDs)
+	h := nn.Run(m.Decoder.Embed, c, in.IDs).To(m.dtype)
 	var out Output
 	for i, layer := range m.Decoder.Layers {
 		if in.HiddenStates {
@@ -216,7 +222,7 @@ func (h *Head) Forward(c *nn.Call, in HeadInput) (out HeadOutput) {
 		if in.LastOnly {
 			hidden = hidden.Narrow(1, hidden.Size(1)-1, 1)
 		}
-		out.Logits = hidden.Linear(weight, nil)
+		out.Logits = hidden.Linear(weight.To(hidden.DType()), nil)
 	}
 	if in.Labels == nil {
 		return out
