@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"runtime"
 	"sync"
 
 	"github.com/gofsdp/gofsdp/torch"
@@ -82,7 +83,12 @@ func (h *Hooks) RemoveHook(hook Hook) {
 func (h *Hooks) SetCheckpoint(on bool) { h.checkpoint = on }
 
 // Run calls a layer: its temporaries die when it returns, its outputs belong to c.Scope.
+//
+// The goroutine stays on its OS thread meanwhile. Libtorch numbers graph nodes per thread, and backward adds gradients in
+// the order of these numbers: a forward that moved between threads would give other last bits.
 func Run[In, Out any](l Layer[In, Out], c *Call, in In) Out {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	h := l.LayerHooks()
 	scope := torch.NewScope(c.Scope)
 	defer scope.Close()
