@@ -233,25 +233,24 @@ func (m *Model) end(recording bool) {
 	}
 }
 
-// prefetchForward starts to gather the units that ran after u the last time.
+// prefetchForward starts to gather the units that ran after u the last time. The root begins first and ends last.
 func (m *Model) prefetchForward(ctx context.Context, u *unit) {
 	if m.config.Prefetch < 0 {
 		return
 	}
-	for i := m.position; i < len(m.last); i++ {
-		if m.last[i] != u {
-			continue
+	next := 0
+	if !u.root {
+		at := slices.Index(m.last[min(m.position, len(m.last)):], u)
+		if at < 0 {
+			return
 		}
-		m.position = i + 1
-		for k := i + 1; k < len(m.last) && k <= i+m.config.Prefetch; k++ {
-			if !m.last[k].root {
-				torch.Throw(m.last[k].startUnshard(ctx))
-			}
-		}
-		return
+		next = m.position + at + 1
 	}
-	if u.root && len(m.last) > 0 { // the root ends last and begins first
-		torch.Throw(m.last[0].startUnshard(ctx))
+	m.position = next
+	for k := next; k < len(m.last) && k < next+m.config.Prefetch; k++ {
+		if !m.last[k].root {
+			torch.Throw(m.last[k].startUnshard(ctx))
+		}
 	}
 }
 
