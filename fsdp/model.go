@@ -228,6 +228,9 @@ func (m *Model) Load() error {
 // end closes a forward of the root. A forward that recorded nothing has no backward to reset the order.
 func (m *Model) end(recording bool) {
 	m.begun = false
+	for _, u := range m.units {
+		u.drop(m.ctx) // prefetched, but this forward took another way: after the next step it would be stale
+	}
 	if !recording {
 		m.last, m.order = m.order, nil
 	}
