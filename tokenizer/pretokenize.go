@@ -230,7 +230,7 @@ type metaspace struct {
 
 func newMetaspace(replacement, scheme string, addPrefixSpace *bool) (metaspace, error) {
 	if utf8.RuneCountInString(replacement) != 1 {
-		return metaspace{}, fmt.Errorf("Metaspace: replacement %q is not one character", replacement)
+		return metaspace{}, fmt.Errorf("replacement %q of Metaspace is not one character", replacement)
 	}
 	switch scheme {
 	case "":
@@ -240,7 +240,7 @@ func newMetaspace(replacement, scheme string, addPrefixSpace *bool) (metaspace, 
 		}
 	case "always", "first", "never":
 	default:
-		return metaspace{}, fmt.Errorf("Metaspace: prepend_scheme %q is not one of always, first, never", scheme)
+		return metaspace{}, fmt.Errorf("prepend_scheme %q of Metaspace is not one of always, first, never", scheme)
 	}
 	return metaspace{replacement, scheme}, nil
 }

@@ -8,7 +8,7 @@ type expr interface {
 type (
 	literal struct{ value any }
 	// hole stands for the text that a block's filters are applied to.
-	hole     struct{ value any }
+	hole     struct{}
 	nameExpr struct {
 		line int
 		name string
