@@ -133,7 +133,7 @@ func (r *report) step(s StepResult, epoch float64) {
 		return
 	}
 	rate := float64(s.Tokens) / s.Duration.Seconds()
-	peak := peakRSS()
+	peak := PeakRSS()
 	r.bar.Step(progress.Stats{
 		Step: s.Step, Epoch: epoch, Loss: s.Loss, LR: s.LR, GradNorm: s.GradNorm, TokensPerSec: rate, PeakBytes: peak,
 	})
@@ -211,8 +211,8 @@ func (r *report) print(s *Result) {
 	}
 }
 
-// peakRSS is the most memory that this process has had resident, in bytes; 0 where the system does not tell.
-func peakRSS() int64 {
+// PeakRSS is the most memory that this process has had resident, in bytes; 0 where the system does not tell.
+func PeakRSS() int64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return 0

@@ -390,7 +390,7 @@ func (r *run) finish() (*Result, error) {
 		}
 	}
 	peaks := make([]float64, r.group.Size())
-	peaks[r.group.Rank()] = float64(peakRSS())
+	peaks[r.group.Rank()] = float64(PeakRSS())
 	peaks, err := sumOverRanks(r.work, r.group, peaks...)
 	if err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -86,7 +85,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 		}
 	}
 	return out.Encode(map[string]any{
-		"rank": g.Rank(), "world": g.Size(), "peak_rss_mib": float64(peakRSSKiB()) / 1024, "start_to_first_step_s": firstStep,
+		"rank": g.Rank(), "world": g.Size(), "peak_rss_mib": float64(sft.PeakRSS()) / (1 << 20), "start_to_first_step_s": firstStep,
 		"peak_tensor_mib": float64(torch.MemoryStats().PeakBytes) / (1 << 20), "threads": torch.NumThreads(),
 		"gradient_checkpointing": c.Checkpointing, "quant": c.Quant,
 	})
@@ -188,19 +187,4 @@ func cpuSeconds() float64 {
 		return 0
 	}
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
-
-// peakRSSKiB is the most memory that this process has had resident.
-func peakRSSKiB() int64 {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0
-	}
-	for _, line := range strings.Split(string(status), "\n") {
-		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			n, _ := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			return n
-		}
-	}
-	return 0
 }
