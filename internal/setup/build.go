@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 )
 
 // build configures and builds the shim, and returns the path of libgofsdp.so. Where everything is up to date,
@@ -97,7 +98,7 @@ func (o *Options) forgetMoved(dir string) error {
 
 // cmake runs CMake and shows what it compiles; its whole output appears only if it fails.
 func (o *Options) cmake(ctx context.Context, args ...string) error {
-	var output bytes.Buffer
+	var output lockedBuffer
 	cmd := exec.CommandContext(ctx, "cmake", args...)
 	cmd.Stdout = io.MultiWriter(&lineFilter{out: o.Out, keep: keepCMakeLine}, &output)
 	cmd.Stderr = &output
@@ -110,6 +111,21 @@ func (o *Options) cmake(ctx context.Context, args ...string) error {
 	}
 	return nil
 }
+
+// lockedBuffer collects a program's output and error output, which exec copies in two goroutines.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// String is what was written; the program must have ended.
+func (b *lockedBuffer) String() string { return b.buf.String() }
 
 func keepCMakeLine(line string) bool {
 	return strings.Contains(line, "Building") || strings.Contains(line, "Linking") || strings.HasPrefix(line, "-- libtorch")

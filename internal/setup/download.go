@@ -1,7 +1,6 @@
 package setup
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -79,7 +78,7 @@ func (o *Options) download(ctx context.Context, wheels []wheel, dir string) ([]s
 	if o.Wheels != "" {
 		args = append(args, "--no-index", "--find-links", o.Wheels)
 	}
-	var output bytes.Buffer
+	var output lockedBuffer
 	cmd := exec.CommandContext(ctx, o.pip[0], args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+temp)
 	cmd.Stderr = &output
