@@ -108,14 +108,18 @@ func storedDType(w *modelio.Weights, name string) torch.DType {
 	return dtype
 }
 
-// optimizer makes the AdamW of a run.
+// optimizer makes the AdamW of a run. Biases and norms are not decayed, as in transformers.
 func (b *Built) optimizer(c *Config) (*optim.Adam, error) {
-	opt, err := optim.NewAdamW(b.Params, optim.AdamConfig{
+	decayed, plain := optim.SplitDecay(nn.NamedParams(b.Model))
+	opt, err := optim.NewAdamW(decayed, optim.AdamConfig{
 		LR: c.LearningRate, Beta1: c.AdamBeta1, Beta2: c.AdamBeta2, Eps: c.AdamEpsilon, WeightDecay: c.WeightDecay,
 	})
 	if err != nil {
 		return nil, err
 	}
-	opt.SetLR(c.LearningRate)
+	opt.AddGroup(plain, c.LearningRate, 0)
+	for _, g := range opt.Groups() { // a learning rate of 0 is meant, where AdamConfig has a default for it
+		g.LR, g.InitialLR = c.LearningRate, c.LearningRate
+	}
 	return opt, nil
 }

@@ -34,7 +34,7 @@ type Config struct {
 	LRSchedulerType  string  `name:"lr_scheduler_type" default:"linear" help:"Learning-rate schedule, as in transformers."`
 	WarmupSteps      float64 `name:"warmup_steps" help:"Warm-up: steps, or a share of all steps below 1."`
 	WarmupRatio      float64 `name:"warmup_ratio" help:"Warm-up as a share of all steps."`
-	WeightDecay      float64 `name:"weight_decay" help:"Decoupled weight decay of AdamW."`
+	WeightDecay      float64 `name:"weight_decay" help:"Decoupled weight decay of AdamW, for all but biases and norms."`
 	AdamBeta1        float64 `name:"adam_beta1" default:"0.9" help:"AdamW's beta1."`
 	AdamBeta2        float64 `name:"adam_beta2" default:"0.999" help:"AdamW's beta2."`
 	AdamEpsilon      float64 `name:"adam_epsilon" default:"1e-8" help:"AdamW's epsilon."`
@@ -43,13 +43,13 @@ type Config struct {
 	GradCheckpointed bool    `name:"gradient_checkpointing" default:"true" negatable:"" help:"Recompute activations in backward instead of keeping them."`
 
 	LoggingSteps   int     `name:"logging_steps" default:"10" help:"Write a log line every so many steps (not on a terminal)."`
-	EvalStrategy   string  `name:"eval_strategy" default:"no" enum:"no,steps,epoch" help:"no, steps or epoch; except with no, evaluation also runs at the end."`
-	EvalSteps      int     `name:"eval_steps" help:"Evaluate every so many steps; 0: logging_steps."`
+	EvalStrategy   string  `name:"eval_strategy" default:"no" enum:"no,steps,epoch" help:"When to evaluate: no, steps or epoch. With steps, epoch or eval_on_start, evaluation also runs at the end."`
+	EvalSteps      int     `name:"eval_steps" help:"Evaluate every so many steps with eval_strategy steps; 0: logging_steps."`
 	EvalOnStart    bool    `name:"eval_on_start" negatable:"" help:"Evaluate before the first step."`
-	SaveStrategy   string  `name:"save_strategy" default:"steps" enum:"no,steps,epoch" help:"no, steps or epoch."`
+	SaveStrategy   string  `name:"save_strategy" default:"steps" enum:"no,steps,epoch" help:"When to save: no, steps or epoch. Except with no, the last step is saved too; a run that is stopped always saves."`
 	SaveSteps      float64 `name:"save_steps" default:"500" help:"Save a checkpoint every so many steps, or share of all steps below 1."`
 	SaveTotalLimit int     `name:"save_total_limit" help:"Keep only so many checkpoints; 0: all."`
-	Resume         string  `name:"resume_from_checkpoint" placeholder:"DIR|true" help:"Go on from a checkpoint folder, or (true) from the newest one in output_dir."`
+	Resume         string  `name:"resume_from_checkpoint" placeholder:"DIR|true" help:"Checkpoint folder to go on from, or true: the newest complete one in output_dir; without one, true is an error."`
 	TensorBoard    bool    `name:"tensorboard" negatable:"" help:"Write TensorBoard event files as well."`
 	DDPTimeout     int     `name:"ddp_timeout" default:"1800" help:"Seconds after which a collective that some rank does not join fails."`
 

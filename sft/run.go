@@ -44,7 +44,8 @@ type Result struct {
 	Curve      string `json:"learning_curve,omitempty"`
 }
 
-// Run does a whole run on this rank. When ctx ends, all ranks finish the running step, save a checkpoint and return.
+// Run does a whole run on this rank. When ctx ends on any rank, all ranks finish the running step or evaluation, save a
+// checkpoint and return without an error; before training begins, Run returns the cause of ctx instead.
 func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -223,10 +224,11 @@ func (r *run) build() error {
 		}
 	}
 	built, err := Build(r.work, r.c.ModelNameOrPath, r.group, o)
-	if err == nil {
-		if limit := built.Model.Config.MaxPositionEmbeddings; r.c.MaxLength > limit {
-			err = fmt.Errorf("sft: max_length is %d, but the model of %s takes at most %d tokens (max_position_embeddings)", r.c.MaxLength, r.c.ModelNameOrPath, limit)
-		}
+	if err != nil { // the others may be in collectives of loading: to agree would be another one
+		return err
+	}
+	if limit := built.Model.Config.MaxPositionEmbeddings; r.c.MaxLength > limit {
+		err = fmt.Errorf("sft: max_length is %d, but the model of %s takes at most %d tokens (max_position_embeddings)", r.c.MaxLength, r.c.ModelNameOrPath, limit)
 	}
 	if err := agree(r.work, r.group, err); err != nil {
 		return err

@@ -315,6 +315,10 @@ func TestFaultsAreNamedOnEveryRank(t *testing.T) {
 	broken := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(broken, "train.jsonl"), []byte(`{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}
 {"messages":[{"role":"user","content":`), 0o666))
+	halved := tinyModel(t) // one rank fails while the other waits for its part of the scales
+	weights, err := safetensors.Create(filepath.Join(halved, modelio.WeightsName), nil, nil)
+	require.NoError(t, err)
+	require.NoError(t, weights.Commit())
 	cases := []struct {
 		name   string
 		change func(c *sft.Config, rank int)
@@ -332,6 +336,11 @@ func TestFaultsAreNamedOnEveryRank(t *testing.T) {
 		{"one rank only", func(c *sft.Config, rank int) {
 			if rank == 1 {
 				c.DatasetName = "/no/such/data"
+			}
+		}, ""},
+		{"weights missing on one rank", func(c *sft.Config, rank int) {
+			if rank == 1 {
+				c.ModelNameOrPath = halved
 			}
 		}, ""},
 		{"divergence", func(c *sft.Config, _ int) { c.LearningRate, c.MaxGradNorm, c.WarmupSteps = 1e30, 0, 0 }, "learning_rate"},
