@@ -1,5 +1,5 @@
 # gofsdp on CPUs. `docker build -t gofsdp .` runs the whole test suite on the way;
-# `docker run --rm gofsdp quickstart` fine-tunes a small model.
+# `docker run --rm -v "$PWD:/data" gofsdp sft --model_name_or_path /data/model …` fine-tunes a model.
 
 # libtorch and the toolchain.
 FROM golang:1.26-bookworm AS build

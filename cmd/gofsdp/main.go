@@ -64,7 +64,7 @@ func run(args []string) int {
 
 func newParser() (*kong.Kong, error) {
 	return kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Description("Fine-tune large language models on as many GPUs as it takes, or on CPUs."))
+		kong.Description("Fine-tune large language models, sharded over several processes."))
 }
 
 // parse reads the command line, in kong's spelling or in the one of Hugging Face's programs.
