@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// results are all figures of a session.
+// results are all figures of a comparison.
 type results struct {
 	Machine  machine   `json:"machine"`
 	Date     time.Time `json:"date"`

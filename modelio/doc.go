@@ -10,7 +10,7 @@
 //	defer m.Close()
 //	w, err := m.Weights.Tensor("model.layers.0.self_attn.q_proj.weight")
 //	mine, err := w.Rows(lo, hi) // this rank's rows
-//	w.Release()
+//	err = w.Release(lo, hi) // once they are copied
 //
 // The file formats themselves are in the packages safetensors and gguf; package convert turns a GGUF file into a folder.
 package modelio

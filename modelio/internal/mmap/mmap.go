@@ -45,7 +45,7 @@ func Open(path string) (*Mapping, error) {
 // Bytes returns the file's contents. Writing to them, or using them after Close, is a fault.
 func (m *Mapping) Bytes() []byte { return m.data }
 
-// Release tells the system that the pages under bytes [off, off+n) are not needed for now. They stay readable, and
+// Release tells the system that the pages under bytes [off, off+n) are not needed at present. They stay readable, and
 // are read from the file again when touched.
 func (m *Mapping) Release(off, n int) error {
 	if n <= 0 || off < 0 || off > len(m.data) || n > len(m.data)-off {
