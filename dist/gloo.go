@@ -83,6 +83,11 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 		}
 		return &Gloo{rank: rank, size: size, timeout: c.Timeout, h: r.h}, nil
 	case <-ctx.Done():
+		go func() { // the connecting itself cannot be ended
+			if r := <-opened; r.err == nil {
+				capi.FreeGroup(r.h)
+			}
+		}()
 		return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, context.Cause(ctx))
 	}
 }
@@ -99,10 +104,14 @@ func Init(ctx context.Context, env Env, timeout time.Duration) (Group, func(cont
 	}
 	host, err := localAddress(env.MasterAddr)
 	if err != nil {
+		store.release()
 		return nil, nil, err
 	}
 	g, err := NewGloo(ctx, store, env.Rank, env.WorldSize, GlooConfig{Host: host, Timeout: timeout})
 	if err != nil {
+		if ctx.Err() == nil { // else the connecting still runs, and reads the store
+			store.release()
+		}
 		return nil, nil, err
 	}
 	return g, func(ctx context.Context) error { return errors.Join(g.Close(ctx), store.Close(ctx)) }, nil
@@ -215,7 +224,7 @@ func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, 
 	if err != nil || op != Avg {
 		return w, err
 	}
-	return &then{w, func() error {
+	return &then{Work: w, f: func() error {
 		return torch.Try(func() {
 			torch.NoGrad(func() {
 				s := torch.NewScope(nil)
@@ -254,16 +263,26 @@ func (g *Gloo) start(ctx context.Context, op string, t *torch.Tensor, f func(cap
 
 type glooWork struct {
 	g        *Gloo
-	h        capi.Handle
+	h        capi.Handle // 0 after the first Wait
 	op       string
 	t        *torch.Tensor
 	deadline time.Time
+	err      error // what Wait returned
 }
 
-// Wait implements Work. It looks at ctx several times a second: a rank whose job is cancelled does not sit in a
-// collective that its peers never join.
+// Wait implements Work.
 func (w *glooWork) Wait(ctx context.Context) error {
-	defer capi.FreeWork(w.h)
+	if w.h != 0 {
+		w.err = w.wait(ctx)
+		capi.FreeWork(w.h)
+		w.h = 0
+	}
+	return w.err
+}
+
+// wait looks at ctx several times a second: a rank whose job is cancelled does not sit in a collective that its peers
+// never join.
+func (w *glooWork) wait(ctx context.Context) error {
 	for {
 		done, err := capi.WaitWork(w.h, 200)
 		if err != nil {
@@ -291,14 +310,16 @@ func (w *glooWork) Wait(ctx context.Context) error {
 // then is work with something to do afterwards.
 type then struct {
 	Work
-	f func() error
+	f   func() error // nil once done
+	err error
 }
 
 func (t *then) Wait(ctx context.Context) error {
-	if err := t.Work.Wait(ctx); err != nil {
-		return err
+	err := t.Work.Wait(ctx)
+	if err == nil && t.f != nil {
+		t.err, t.f = t.f(), nil
 	}
-	return t.f()
+	return errors.Join(err, t.err)
 }
 
 // Single is the group of one rank: collectives are copies.

@@ -170,3 +170,54 @@ func TestConnectReportsATakenPort(t *testing.T) {
 	_, err = dist.Connect(t.Context(), env, 3*time.Second)
 	require.ErrorContains(t, err, fmt.Sprint(port))
 }
+
+func TestWaitAgainReturnsTheSame(t *testing.T) {
+	ranktest.Run(t, 2, func(ctx context.Context, g dist.Group) error {
+		s := torch.NewScope(nil)
+		defer s.Close()
+		mean := s.Own(torch.FromSlice([]float32{float32(4 * g.Rank())}))
+		work, err := g.AllReduce(ctx, mean, dist.Avg)
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			if err := work.Wait(ctx); err != nil {
+				return err
+			}
+			if got := mean.Item(); got != 2 {
+				return fmt.Errorf("the mean is %v", got)
+			}
+		}
+		return nil
+	})
+}
+
+func TestWaitAgainAfterAFailure(t *testing.T) {
+	store, err := dist.NewHashStore()
+	require.NoError(t, err)
+	var group errgroup.Group
+	for rank := range 2 {
+		group.Go(func() error {
+			g, err := dist.NewGloo(t.Context(), store, rank, 2, dist.GlooConfig{Timeout: time.Second})
+			if err != nil {
+				return err
+			}
+			if rank == 1 {
+				time.Sleep(3 * time.Second) // this rank never joins
+				return g.Close(t.Context())
+			}
+			sum := torch.FromSlice([]float32{1})
+			defer sum.Free()
+			work, err := g.AllReduce(t.Context(), sum, dist.Sum)
+			if err != nil {
+				return err
+			}
+			first := work.Wait(t.Context())
+			if again := work.Wait(t.Context()); !errors.Is(first, dist.ErrTimeout) || again != first {
+				return fmt.Errorf("waiting gave %v, and then %v", first, again)
+			}
+			return nil
+		})
+	}
+	require.NoError(t, group.Wait())
+}

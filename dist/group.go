@@ -43,7 +43,8 @@ type Group interface {
 
 // Work is a collective that was started.
 type Work interface {
-	// Wait returns when the result is there, or with the reason why it will not be. It may be called once.
+	// Wait returns when the result is there, or with the reason why it will not be. Later calls return the same; one
+	// goroutine at a time may wait.
 	Wait(ctx context.Context) error
 }
 

@@ -58,6 +58,11 @@ func Connect(ctx context.Context, env Env, timeout time.Duration) (*Store, error
 	select {
 	case r = <-opened:
 	case <-ctx.Done():
+		go func() { // the connecting itself cannot be ended
+			if r := <-opened; r.err == nil {
+				capi.FreeStore(r.h)
+			}
+		}()
 		return nil, fmt.Errorf("dist: rank %d: connect to the store at %s:%d: %w", env.Rank, env.MasterAddr, env.MasterPort, context.Cause(ctx))
 	}
 	if r.err != nil {
@@ -70,6 +75,7 @@ func Connect(ctx context.Context, env Env, timeout time.Duration) (*Store, error
 	root := &Store{h: r.h, rank: env.Rank, size: env.WorldSize, server: server}
 	s, err := root.Prefix("attempt-" + strconv.Itoa(env.RestartCount))
 	if err != nil {
+		root.release()
 		return nil, err
 	}
 	s.root = root
