@@ -13,7 +13,7 @@ import (
 )
 
 // ClipGradNorm scales the gradients of all ranks together so that their 2-norm is at most max, and returns the norm
-// before. max 0 or +Inf only measures. A collective: every rank must call it. The values behind carry are summed over the
+// before (NaN or +Inf where a gradient is not finite). max 0 or +Inf only measures. A collective: every rank must call it. The values behind carry are summed over the
 // ranks in the same all-reduce; decisions that all ranks must share travel there for free.
 func (m *Model) ClipGradNorm(ctx context.Context, max float64, carry ...*float64) (float64, error) {
 	norm := 0.0
@@ -62,14 +62,14 @@ func (m *Model) clip(ctx context.Context, max float64, carry []*float64) float64
 	return norm
 }
 
-// FullTensor gathers one parameter by its name in the root; the result is in no scope. A collective: every rank must
-// call it with the same name.
+// FullTensor gathers one parameter by its name in the root, in its own dtype and whole shape; the result is in no scope, so
+// the caller frees it. A collective: every rank must call it with the same name.
 func (m *Model) FullTensor(ctx context.Context, name string) (full *torch.Tensor, err error) {
 	p := m.byName[name]
 	if p == nil {
 		return nil, fmt.Errorf("fsdp: the model has no sharded parameter %q", name)
 	}
-	return m.gather(ctx, p, p.shard)
+	return m.gather(ctx, p, nil)
 }
 
 // FullParam is FullTensor for a parameter by itself.
@@ -77,14 +77,15 @@ func (m *Model) FullParam(ctx context.Context, p *nn.Param) (*torch.Tensor, erro
 	for _, u := range m.units {
 		for _, q := range u.params {
 			if q.p == p {
-				return m.gather(ctx, q, q.shard)
+				return m.gather(ctx, q, nil)
 			}
 		}
 	}
 	return nil, errors.New("fsdp: the model has no such sharded parameter")
 }
 
-// Gather is FullTensor for a tensor sharded like the parameter called name, such as an optimiser state.
+// Gather is FullTensor for a tensor sharded like the parameter called name, such as an optimiser state: shard holds this
+// rank's rows.
 func (m *Model) Gather(ctx context.Context, name string, shard *torch.Tensor) (*torch.Tensor, error) {
 	p := m.byName[name]
 	if p == nil {
@@ -93,6 +94,7 @@ func (m *Model) Gather(ctx context.Context, name string, shard *torch.Tensor) (*
 	return m.gather(ctx, p, shard)
 }
 
+// gather gathers shard, or the parameter's own rows where it is nil.
 func (m *Model) gather(ctx context.Context, p *param, shard *torch.Tensor) (full *torch.Tensor, err error) {
 	if err := m.Load(); err != nil {
 		return nil, err

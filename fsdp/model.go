@@ -186,10 +186,7 @@ func (m *Model) Units() []string {
 // begin starts a forward of the root: it takes in parameters that were loaded or replaced since the last one.
 func (m *Model) begin(ctx context.Context) error {
 	m.ctx, m.begun, m.position = ctx, true, 0
-	if err := m.Load(); err != nil {
-		return err
-	}
-	return nil
+	return m.Load()
 }
 
 // Load takes the values that parameters were given since Wrap into the units' buffers. The first forward does it too;
