@@ -3,7 +3,6 @@ package llama
 import (
 	"cmp"
 	"fmt"
-	"runtime"
 
 	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/torch"
@@ -131,14 +130,7 @@ type Output struct {
 }
 
 // Forward runs the decoder and the head. Call it through nn.Run.
-//
-// Note [One thread per forward]
-// Autograd runs backward in the order of sequence numbers, which libtorch counts per OS thread. If the scheduler moved the
-// goroutine during the forward, gradients that meet in one tensor would be added in another order, and the last bits would
-// differ from run to run.
 func (m *Model) Forward(c *nn.Call, in Input) Output {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	cu, err := in.borders()
 	torch.Throw(err)
 	cos, sin := m.rope.tables(c.Scope, in, cu)

@@ -84,8 +84,10 @@ func (h *Hooks) SetCheckpoint(on bool) { h.checkpoint = on }
 
 // Run calls a layer: its temporaries die when it returns, its outputs belong to c.Scope.
 //
-// The goroutine stays on its OS thread meanwhile. Libtorch numbers graph nodes per thread, and backward adds gradients in
-// the order of these numbers: a forward that moved between threads would give other last bits.
+// Note [One thread per forward]
+// Autograd runs backward in the order of sequence numbers, which libtorch counts per OS thread. If the scheduler moved the
+// goroutine during a forward, gradients that meet in one tensor would be added in another order, and the last bits would
+// differ from run to run. So Run stays on its thread.
 func Run[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
