@@ -58,7 +58,7 @@ func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	if err := torch.Load(); err != nil {
 		return nil, err
 	}
-	torch.SetNumThreads(threads(o.Env))
+	torch.SetNumThreads(Threads(o.Env))
 
 	// Waits for other ranks outlive ctx: a cancelled rank still takes part in the step that the others are in.
 	work := context.WithoutCancel(ctx)
@@ -77,8 +77,8 @@ func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	return result, leave(work)
 }
 
-// threads is the number of threads of a rank: OMP_NUM_THREADS if it is set, else this rank's share of the cores.
-func threads(e dist.Env) int {
+// Threads is the number of threads of a rank: OMP_NUM_THREADS if it is set, else this rank's share of the cores.
+func Threads(e dist.Env) int {
 	if n := envInt("OMP_NUM_THREADS"); n > 0 {
 		return n
 	}

@@ -42,8 +42,7 @@ func (c *fixedCmd) Run(ctx context.Context) error {
 	if err := torch.Load(); err != nil {
 		return err
 	}
-	threads, _ := strconv.Atoi(os.Getenv("OMP_NUM_THREADS"))
-	torch.SetNumThreads(max(1, threads))
+	torch.SetNumThreads(sft.Threads(env))
 	group, leave, err := dist.Init(ctx, env, 5*time.Minute)
 	if err != nil {
 		return err

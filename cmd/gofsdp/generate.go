@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/chat"
+	"github.com/gofsdp/gofsdp/dist"
 	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/models/llama"
 	"github.com/gofsdp/gofsdp/peft"
 	"github.com/gofsdp/gofsdp/quant"
+	"github.com/gofsdp/gofsdp/sft"
 	"github.com/gofsdp/gofsdp/tokenizer"
 	"github.com/gofsdp/gofsdp/torch"
 	"golang.org/x/term"
@@ -64,7 +66,7 @@ func (c *generateCmd) Run(ctx context.Context) error {
 	if err := torch.Load(); err != nil {
 		return err
 	}
-	torch.SetNumThreads(runtime.NumCPU())
+	torch.SetNumThreads(sft.Threads(dist.Env{}))
 	model, err := c.load(ctx, files)
 	if err != nil {
 		return err
