@@ -40,13 +40,13 @@ func Generate(ctx context.Context, m *Model, prompt []int64, o GenerateOptions) 
 			yield(0, errors.New("llama: generate: the prompt is empty"))
 			return
 		}
-		session := torch.NewScope(nil)
-		defer session.Close()
-		past := newCache(session, len(m.Decoder.Layers), int64(len(prompt)+o.MaxNewTokens))
+		whole := torch.NewScope(nil)
+		defer whole.Close()
+		past := newCache(whole, len(m.Decoder.Layers), int64(len(prompt)+o.MaxNewTokens))
 		random := rand.New(rand.NewPCG(o.Seed, 0))
 		next := prompt
 		for range o.MaxNewTokens {
-			logits, err := m.nextLogits(ctx, session, past, next)
+			logits, err := m.nextLogits(ctx, whole, past, next)
 			if err != nil {
 				yield(0, fmt.Errorf("llama: generate: %w", err))
 				return
@@ -61,16 +61,16 @@ func Generate(ctx context.Context, m *Model, prompt []int64, o GenerateOptions) 
 }
 
 // nextLogits feeds tokens and gives the logits of the one that follows.
-func (m *Model) nextLogits(ctx context.Context, session *torch.Scope, past *cache, tokens []int64) (logits []float32, err error) {
+func (m *Model) nextLogits(ctx context.Context, whole *torch.Scope, past *cache, tokens []int64) (logits []float32, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	err = torch.Try(func() {
 		torch.NoGrad(func() {
-			step := torch.NewScope(session)
+			step := torch.NewScope(whole)
 			defer step.Close()
 			ids := step.Own(torch.FromSlice(tokens, 1, int64(len(tokens)))).ToDevice(m.Decoder.Embed.Weight.Tensor().Device())
-			out := nn.Run(m, &nn.Call{Scope: step}, Input{IDs: ids, Logits: true, LastOnly: true, cache: past})
+			out := nn.Run(m, &nn.Call{Context: ctx, Scope: step}, Input{IDs: ids, Logits: true, LastOnly: true, cache: past})
 			logits = torch.Slice[float32](out.Logits.To(torch.Float32))
 		})
 	})
