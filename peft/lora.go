@@ -19,7 +19,7 @@ type LoRALinear struct {
 	B    *nn.Param      `torch:"lora_B.weight"` // (out, r)
 
 	Scaling float64
-	Dropout float64
+	Dropout float64 // probability that an element of x is zeroed in training
 }
 
 // Features gives the sizes of the last dimension of inputs and outputs.
@@ -36,19 +36,14 @@ func (l *LoRALinear) Forward(c *nn.Call, x *torch.Tensor) *torch.Tensor {
 	if !c.Training || l.Dropout == 0 {
 		return l.Base.ForwardLowRank(c, x, a, b, l.Scaling)
 	}
-	update := dropout(c, x, l.Dropout).Linear(a, nil).Linear(b, nil)
+	dropout := nn.Dropout{P: l.Dropout}
+	update := dropout.Forward(c, x).Linear(a, nil).Linear(b, nil)
 	return nn.Run(l.Base, c, x).AddScaled(update, l.Scaling)
 }
 
 // ForwardLowRank adds a further low-rank update to Forward.
 func (l *LoRALinear) ForwardLowRank(c *nn.Call, x, a, b *torch.Tensor, scaling float64) *torch.Tensor {
 	return l.Forward(c, x).AddScaled(x.Linear(a, nil).Linear(b, nil), scaling)
-}
-
-// dropout draws its mask from the call's own generator, which activation checkpointing sets back for recomputation.
-func dropout(c *nn.Call, x *torch.Tensor, p float64) *torch.Tensor {
-	keep := torch.CallOne("aten::empty_like", x.Detach()).BernoulliInPlace(1-p, c.Generator)
-	return x.Mul(keep.MulScalarInPlace(1 / (1 - p)))
 }
 
 // Options of Apply and LoadAdapter. The zero value makes float32 adapters on the CPU.
