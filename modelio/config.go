@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/modelio/internal/atomicfile"
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 )
 
 // ConfigName is the name of a model folder's configuration file.

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gofsdp/gofsdp/modelio/internal/atomicfile"
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 )
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/nn"
@@ -94,25 +95,7 @@ func writeConfig(dir string, c Config) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, ".adapter_config-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if _, err := f.Write(append(data, '\n')); err != nil {
-		return err
-	}
-	if err := f.Chmod(0o644); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), filepath.Join(dir, ConfigName))
+	return atomicfile.Write(filepath.Join(dir, ConfigName), append(data, '\n'))
 }
 
 // LoadAdapter applies the adapter in a folder to a model that is not sharded yet.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/sft/curve"
 	"github.com/gofsdp/gofsdp/sft/metrics"
 	"github.com/gofsdp/gofsdp/sft/progress"
@@ -174,7 +175,7 @@ func (r *report) summary(c *Config, result *Result) error {
 	if err != nil {
 		return fmt.Errorf("sft: %w", err)
 	}
-	if err := os.WriteFile(c.summaryPath(), append(text, '\n'), 0o666); err != nil {
+	if err := atomicfile.Write(c.summaryPath(), append(text, '\n')); err != nil {
 		return fmt.Errorf("sft: %w", err)
 	}
 	r.print(result)

@@ -12,6 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/checkpoint"
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 	"github.com/gofsdp/gofsdp/peft"
@@ -226,10 +227,13 @@ func copyFile(from, to string) error {
 		return err
 	}
 	defer in.Close()
-	out, err := os.Create(to)
+	out, err := atomicfile.Create(to)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	defer out.Abort()
+	if _, err := io.Copy(out, in); err != nil {
+		return err
+	}
+	return out.Commit()
 }

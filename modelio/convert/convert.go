@@ -12,9 +12,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/modelio/gguf"
-	"github.com/gofsdp/gofsdp/modelio/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/modelio/internal/float"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 )

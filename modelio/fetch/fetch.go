@@ -17,7 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/modelio/internal/atomicfile"
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 )
 
 // Progress is told how far a step has come, in bytes. While pip downloads, done stays 0.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gofsdp/gofsdp/modelio/internal/atomicfile"
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 )
 
 // Spec says what a tensor to be written looks like.
