@@ -71,6 +71,8 @@ func (u *unit) startUnshard(ctx context.Context) error {
 		}
 		w, err := u.m.group.AllGather(ctx, out, c.buffer)
 		if err != nil {
+			kept.Free()
+			u.drop(ctx) // what was started before
 			return u.wrap(err, "gather")
 		}
 		u.m.counters.add(&u.m.counters.AllGathers, c.bytes*size)

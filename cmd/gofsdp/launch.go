@@ -15,7 +15,7 @@ import (
 // launchCmd is `gofsdp launch`. Its flags have the names of `accelerate launch`.
 type launchCmd struct {
 	ConfigFile      string        `name:"config_file" help:"An Accelerate YAML file; flags go before its values." type:"existingfile"`
-	NumProcesses    int           `name:"num_processes" help:"Ranks on all machines together (default: one per GPU, or 1)."`
+	NumProcesses    int           `name:"num_processes" help:"Ranks on all machines together (default: one per machine)."`
 	NumMachines     int           `name:"num_machines" help:"Machines (default 1)."`
 	MachineRank     *int          `name:"machine_rank" help:"Which of the machines this is, from 0."`
 	MainProcessIP   string        `name:"main_process_ip" help:"Address of machine 0."`
@@ -97,7 +97,7 @@ func (c *launchCmd) options() (launch.Options, error) {
 		return launch.Options{}, err
 	}
 	if config.NumProcesses == 0 {
-		config.NumProcesses = max(launch.NumGPUs(), 1) * max(config.NumMachines, 1)
+		config.NumProcesses = max(config.NumMachines, 1)
 	}
 	return launch.Options{
 		NumProcesses: config.NumProcesses, NumMachines: config.NumMachines, MachineRank: config.MachineRank,
