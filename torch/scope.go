@@ -78,18 +78,18 @@ func (s *Scope) isAncestorOf(other *Scope) bool {
 	return other == s
 }
 
-// innermost returns the scope of a result: the deepest among the arguments', of which all others are ancestors.
-func innermost(op string, scope *Scope, t *Tensor) *Scope {
+// innermost returns the scope of a result: the deeper of two scopes of arguments, nil being the shallowest. ok is false
+// where neither contains the other.
+func innermost(a, b *Scope) (s *Scope, ok bool) {
 	switch {
-	case t == nil || t.scope == nil || t.scope == scope:
-		return scope
-	case scope == nil || scope.isAncestorOf(t.scope):
-		return t.scope
-	case t.scope.isAncestorOf(scope):
-		return scope
+	case b == nil || a == b:
+		return a, true
+	case a == nil || a.isAncestorOf(b):
+		return b, true
+	case b.isAncestorOf(a):
+		return a, true
 	}
-	fail(op, ErrScope, "arguments belong to scopes of which neither contains the other; bind them with In")
-	return nil
+	return nil, false
 }
 
 // Note [Cells]

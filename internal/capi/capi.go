@@ -50,6 +50,9 @@ const (
 	TagDevice     = int64(C.GF_DEVICE)
 	TagGenerator  = int64(C.GF_GENERATOR)
 	TagDefault    = int64(C.GF_DEFAULT)
+	TagComplex    = int64(C.GF_COMPLEX)
+	TagScalarList = int64(C.GF_SCALAR_LIST)
+	TagStringList = int64(C.GF_STRING_LIST)
 )
 
 // Error is a failure reported by the library.
@@ -154,7 +157,23 @@ func OpSchema(name, overload string) (s string, err error) {
 	})
 }
 
-// CallOp runs an operator on a value stream and returns the stream of results, in rets if it fits.
+// ListOps prints the schema of every operator of the running library, one a line, sorted.
+func ListOps() (string, error) {
+	buf := make([]byte, 1<<20)
+	for {
+		n, err := result(C.load_gf_op_list((*C.char)(unsafe.Pointer(&buf[0])), C.int64_t(len(buf))))
+		if err != nil {
+			return "", err
+		}
+		if n <= int64(len(buf)) {
+			return string(buf[:n]), nil
+		}
+		buf = make([]byte, n)
+	}
+}
+
+// CallOp runs an operator on a value stream and returns the stream of results, in rets if it fits. Where rets is nil, the
+// results are dropped.
 func CallOp(op Handle, args, rets []int64) ([]int64, error) {
 	n, err := result(C.load_gf_op_call(C.int64_t(op), words(args), C.int64_t(len(args)), words(rets), C.int64_t(len(rets))))
 	if err != nil {
