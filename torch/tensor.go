@@ -20,14 +20,21 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	if h == 0 {
 		return nil
 	}
-	t := &Tensor{cell: newCell(h), scope: scope}
 	if scope != nil {
-		if !scope.add(t.cell) {
-			t.cell.free()
+		both := &struct { // one allocation
+			t Tensor
+			c cell
+		}{}
+		both.t = Tensor{cell: &both.c, scope: scope}
+		both.c.init(h)
+		if !scope.add(&both.c) {
+			both.c.free()
 			fail("scope", ErrFreed, "the scope is closed")
 		}
-		return t
+		return &both.t
 	}
+	t := &Tensor{cell: &cell{}} // apart, since the clean-up of t keeps the cell reachable
+	t.cell.init(h)
 	var buf [64]int64
 	if m, err := capi.Meta(h, buf[:]); err == nil {
 		notePressure(t.cell, m[6]*m[7])

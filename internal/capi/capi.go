@@ -8,6 +8,7 @@ package capi
 #cgo CFLAGS: -O2
 #cgo LDFLAGS: -ldl
 #cgo noescape load_gf_op_call
+#cgo noescape load_gf_tensor_free_all
 #cgo noescape load_gf_tensor_meta
 #cgo nocallback load_gf_tensor_meta
 #include <stdlib.h>
@@ -138,6 +139,11 @@ func NumThreads() (int, error) {
 // TestThrow makes the library throw one kind of C++ exception; tests prove with it that none leaves the C ABI.
 func TestThrow(what int) error { return status(C.load_gf_test_throw(C.int64_t(what))) }
 
+// TestMul multiplies two tensors n times in C++; benchmarks compare calls from Go with it.
+func TestMul(a, b Handle, n int) error {
+	return status(C.load_gf_test_mul(C.int64_t(a), C.int64_t(b), C.int64_t(n)))
+}
+
 // FindOp looks an operator up. argNames (comma separated) is the order in which CallOp will pass arguments; empty means
 // the order of the running library's schema.
 func FindOp(name, overload, argNames string) (Handle, error) {
@@ -191,6 +197,13 @@ func CallOp(op Handle, args, rets []int64) ([]int64, error) {
 
 // Free releases a tensor handle.
 func Free(t Handle) { _ = status(C.load_gf_tensor_free(C.int64_t(t))) }
+
+// FreeAll releases tensor handles.
+func FreeAll(list []Handle) {
+	if len(list) > 0 {
+		_ = status(C.load_gf_tensor_free_all(handles(list), C.int64_t(len(list))))
+	}
+}
 
 // Alias gives a second handle of the same tensor.
 func Alias(t Handle) (Handle, error) { return handle(C.load_gf_tensor_alias(C.int64_t(t))) }
