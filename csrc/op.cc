@@ -105,6 +105,7 @@ struct Reader {
   }
   std::string text() {
     int64_t n = next();
+    TORCH_CHECK(n >= 0 && n <= (end - p) * 8, "the argument stream ends early");
     return std::string(reinterpret_cast<const char*>(take((n + 7) / 8)), n);
   }
 };
@@ -423,7 +424,10 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
     const Op& op = *reinterpret_cast<Op*>(h);
     const auto& schema = op.handle.schema();
     const auto& formals = schema.arguments();
-    torch::jit::Stack stack(formals.size());
+    // The stack of the last call on this thread serves again. A call inside this one finds none, and makes its own.
+    static thread_local torch::jit::Stack spare;
+    torch::jit::Stack stack = std::move(spare);
+    stack.resize(formals.size());
     uint64_t given = 0;
     Reader r{args, args + n};
     for (size_t i = 0; r.p < r.end; i++) {
@@ -450,14 +454,18 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
     }
     sync_num_threads();
     op.handle.callBoxed(stack);
-    if (!rets) return int64_t{0};
     Words out;
-    try {
-      for (auto& v : stack) write_value(v, out);
-    } catch (...) {
-      free_tensors(out);
-      throw;
+    if (rets) {
+      try {
+        for (auto& v : stack) write_value(v, out);
+      } catch (...) {
+        free_tensors(out);
+        throw;
+      }
     }
+    stack.clear();
+    spare = std::move(stack);
+    if (!rets) return int64_t{0};
     auto words = static_cast<int64_t>(out.size());
     if (words <= cap) {
       std::memcpy(rets, out.data(), words * sizeof(int64_t));
