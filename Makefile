@@ -10,7 +10,7 @@ BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
-.PHONY: help quickstart setup build test test-long ctest bench gobench interop lint fuzz asan race clean
+.PHONY: help quickstart setup build test test-long ctest bench gobench interop lint fuzz asan race generate clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,10 @@ asan: ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 
 race: setup ## the race detector on the packages that share memory
 	$(GO) test -race $(RACE)
+
+generate: setup ## write torch/aten anew, from the operators of the libtorch that is installed
+	$(GO) run ./internal/opsgen -dump internal/opsgen/schemas.txt
+	$(GO) generate ./torch/aten
 
 clean: ## remove everything that was built here (libtorch stays in the cache)
 	rm -rf build

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <sstream>
 #include <thread>
@@ -102,6 +103,11 @@ struct Reader {
     p += n;
     return q;
   }
+  std::string text() {
+    int64_t n = next();
+    TORCH_CHECK(n >= 0 && n <= (end - p) * 8, "the argument stream ends early");
+    return std::string(reinterpret_cast<const char*>(take((n + 7) / 8)), n);
+  }
 };
 
 c10::IValue list_of_ints(const int64_t* v, int64_t n, const c10::TypePtr& type) {
@@ -148,10 +154,23 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& 
       return bits_to_double(r.next());
     case GF_BOOL:
       return r.next() != 0;
-    case GF_STRING: {
+    case GF_COMPLEX: {
+      double re = bits_to_double(r.next());
+      return c10::complex<double>(re, bits_to_double(r.next()));
+    }
+    case GF_STRING:
+      return r.text();
+    case GF_STRING_LIST: {
       int64_t n = r.next();
-      const int64_t* words = r.take((n + 7) / 8);
-      return std::string(reinterpret_cast<const char*>(words), n);
+      c10::List<std::string> list;
+      for (int64_t i = 0; i < n; i++) list.push_back(r.text());
+      return list;
+    }
+    case GF_SCALAR_LIST: {
+      int64_t n = r.next();
+      c10::List<at::Scalar> list;
+      for (int64_t i = 0; i < n; i++) list.push_back(read_value(r, arg, c10::NumberType::get()).toScalar());
+      return list;
     }
     case GF_INT_LIST: {
       int64_t n = r.next();
@@ -196,6 +215,7 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& 
       return at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(
           reinterpret_cast<c10::GeneratorImpl*>(r.next())));
     case GF_DEFAULT:
+      if (!arg.default_value() && arg.type()->kind() == c10::TypeKind::OptionalType) return {};
       TORCH_CHECK(arg.default_value().has_value(), "argument ", arg.name(), " has no default");
       return *arg.default_value();
     default:
@@ -228,6 +248,33 @@ void write_value(const c10::IValue& v, Words& out) {
     out.push_back(GF_INT_LIST);
     out.push_back(static_cast<int64_t>(list.size()));
     out.append(list.begin(), list.end());
+  } else if (v.isDoubleList()) {
+    auto list = v.toDoubleVector();
+    out.push_back(GF_DOUBLE_LIST);
+    out.push_back(static_cast<int64_t>(list.size()));
+    for (double d : list) out.push_back(double_to_bits(d));
+  } else if (v.isBoolList()) {
+    auto list = v.toBoolList();
+    out.push_back(GF_BOOL_LIST);
+    out.push_back(static_cast<int64_t>(list.size()));
+    for (bool b : list) out.push_back(b);
+  } else if (v.isOptionalTensorList()) {
+    auto list = v.toOptionalTensorVector();
+    out.push_back(GF_TENSOR_LIST);
+    out.push_back(static_cast<int64_t>(list.size()));
+    for (auto& t : list) out.push_back(t ? own(*t) : 0);
+  } else if (v.isComplexDouble()) {
+    auto c = v.toComplexDouble();
+    out.append({GF_COMPLEX, double_to_bits(c.real()), double_to_bits(c.imag())});
+  } else if (v.isString()) {
+    const std::string& text = v.toStringRef();
+    out.append({GF_STRING, static_cast<int64_t>(text.size())});
+    size_t start = out.size();
+    out.resize(start + (text.size() + 7) / 8, 0);
+    std::memcpy(out.data() + start, text.data(), text.size());
+  } else if (v.isDevice()) {
+    auto d = v.toDevice();
+    out.append({GF_DEVICE, static_cast<int64_t>(d.type()), d.index()});
   } else if (v.isNone()) {
     out.push_back(GF_NONE);
   } else {
@@ -239,8 +286,18 @@ void write_value(const c10::IValue& v, Words& out) {
 void free_tensors(const Words& s) {
   for (size_t i = 0; i < s.size();) {
     int64_t tag = s[i++];
-    size_t n = tag == GF_NONE ? 0 : 1;
-    if (tag == GF_TENSOR_LIST || tag == GF_INT_LIST) n = static_cast<size_t>(s[i++]);
+    size_t n = 1;
+    switch (tag) {
+      case GF_NONE: n = 0; break;
+      case GF_COMPLEX:
+      case GF_DEVICE: n = 2; break;
+      case GF_STRING: n = (static_cast<size_t>(s[i++]) + 7) / 8; break;
+      case GF_TENSOR_LIST:
+      case GF_INT_LIST:
+      case GF_DOUBLE_LIST:
+      case GF_BOOL_LIST: n = static_cast<size_t>(s[i++]); break;
+      default: break;
+    }
     if (tag == GF_TENSOR || tag == GF_TENSOR_LIST)
       for (size_t j = 0; j < n; j++) take(s[i + j]);
     i += n;
@@ -340,13 +397,37 @@ gf_ret gf_op_schema(const char* name, const char* overload, char* out, int64_t c
   });
 }
 
+// The schemas of all operators, one a line, sorted. The result is the length; nothing is written where it exceeds cap.
+gf_ret gf_op_list(char* out, int64_t cap) {
+  return guard([&] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    std::vector<std::string> lines;
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      auto op = dispatcher.findSchema(name);
+      if (!op) continue;
+      std::ostringstream s;
+      s << op->schema() << '\n';
+      lines.push_back(s.str());
+    }
+    std::sort(lines.begin(), lines.end());
+    std::string all;
+    for (const auto& line : lines) all += line;
+    auto size = static_cast<int64_t>(all.size());
+    if (size <= cap) std::memcpy(out, all.data(), all.size());
+    return size;
+  });
+}
+
 gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int64_t cap) {
   return guard([&] {
     TORCH_CHECK(h != 0, "the operator is nil");
     const Op& op = *reinterpret_cast<Op*>(h);
     const auto& schema = op.handle.schema();
     const auto& formals = schema.arguments();
-    torch::jit::Stack stack(formals.size());
+    // The stack of the last call on this thread serves again. A call inside this one finds none, and makes its own.
+    static thread_local torch::jit::Stack spare;
+    torch::jit::Stack stack = std::move(spare);
+    stack.resize(formals.size());
     uint64_t given = 0;
     Reader r{args, args + n};
     for (size_t i = 0; r.p < r.end; i++) {
@@ -374,12 +455,17 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
     sync_num_threads();
     op.handle.callBoxed(stack);
     Words out;
-    try {
-      for (auto& v : stack) write_value(v, out);
-    } catch (...) {
-      free_tensors(out);
-      throw;
+    if (rets) {
+      try {
+        for (auto& v : stack) write_value(v, out);
+      } catch (...) {
+        free_tensors(out);
+        throw;
+      }
     }
+    stack.clear();
+    spare = std::move(stack);
+    if (!rets) return int64_t{0};
     auto words = static_cast<int64_t>(out.size());
     if (words <= cap) {
       std::memcpy(rets, out.data(), words * sizeof(int64_t));

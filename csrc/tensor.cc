@@ -23,6 +23,20 @@ gf_ret gf_tensor_free(int64_t t) {
   return guard([&] { take(t); });
 }
 
+gf_ret gf_tensor_free_all(const int64_t* list, int64_t n) {
+  return guard([&] {
+    for (int64_t i = 0; i < n; i++) take(list[i]);
+  });
+}
+
+// What benchmarks compare an operator's call from Go with: n calls of at::mul, each result freed before the next.
+gf_ret gf_test_mul(int64_t a, int64_t b, int64_t n) {
+  return guard([&] {
+    at::Tensor x = borrow(a), y = borrow(b);
+    for (int64_t i = 0; i < n; i++) at::mul(x, y);
+  });
+}
+
 gf_ret gf_tensor_alias(int64_t t) {
   return guard([&] { return own(borrow(t)); });
 }

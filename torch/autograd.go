@@ -34,9 +34,9 @@ func BackwardAll(roots, grads []*Tensor, o BackwardOptions) {
 	if len(roots) == 0 {
 		fail(op, ErrArgument, "no roots")
 	}
-	enc := newEncoder(op)
-	defer enc.close()
-	rh, gh := enc.handles(roots), enc.handles(grads)
+	args := newInvocation(op)
+	defer args.close()
+	rh, gh := args.handles(roots), args.handles(grads)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	check(op, capi.Backward(rh, gh, o.RetainGraph, o.CreateGraph))
@@ -53,14 +53,14 @@ type GradOptions struct {
 // Grad gives the gradients of outputs with respect to inputs without touching the leaves.
 func Grad(outputs, inputs []*Tensor, o GradOptions) []*Tensor {
 	const op = "grad"
-	enc := newEncoder(op)
-	defer enc.close()
-	oh, gh, ih := enc.handles(outputs), enc.handles(o.GradOutputs), enc.handles(inputs)
+	args := newInvocation(op)
+	defer args.close()
+	oh, gh, ih := args.handles(outputs), args.handles(o.GradOutputs), args.handles(inputs)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := capi.GradOf(oh, gh, ih, o.RetainGraph, o.CreateGraph, o.AllowUnused)
 	check(op, err)
-	return wrapAll(out, enc.scope)
+	return wrapAll(out, args.scope)
 }
 
 // SetRequiresGrad marks a leaf for autograd and returns it.

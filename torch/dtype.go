@@ -115,6 +115,14 @@ const (
 	MetaType DeviceType = 14
 )
 
+// deviceOf is libtorch's device; the CPU has no index there, and is CPU here.
+func deviceOf(kind, index int64) Device {
+	if DeviceType(kind) == CPUType {
+		return CPU
+	}
+	return Device{Type: DeviceType(kind), Index: int(index)}
+}
+
 // CPU is the host.
 var CPU = Device{Type: CPUType}
 

@@ -35,10 +35,10 @@ func (c *FunctionContext) Scope() *Scope { return c.scope }
 // Apply runs f on in and records it. The outputs belong to the innermost scope of the inputs.
 func Apply(f Function, in ...*Tensor) []*Tensor {
 	const op = "Apply"
-	enc := newEncoder(op)
-	defer enc.close()
-	ih := enc.handles(in)
-	outer := enc.scope
+	args := newInvocation(op)
+	defer args.close()
+	ih := args.handles(in)
+	outer := args.scope
 	ctx := &FunctionContext{scope: NewScope(outer)}
 	defer ctx.scope.Close()
 	bound := make([]*Tensor, len(in))
@@ -49,7 +49,7 @@ func Apply(f Function, in ...*Tensor) []*Tensor {
 	}
 	var out []*Tensor
 	NoGrad(func() { out = f.Forward(ctx, bound) })
-	wrapped, err := capi.RecordFunction(&functionNode{f: f, outputs: len(out)}, ih, enc.handles(out), enc.handles(ctx.saved))
+	wrapped, err := capi.RecordFunction(&functionNode{f: f, outputs: len(out)}, ih, args.handles(out), args.handles(ctx.saved))
 	check(op, err)
 	return wrapAll(wrapped, outer)
 }

@@ -36,8 +36,8 @@ func track(c *cell) {
 
 func untrack(c *cell) { sites.Delete(c) }
 
-// LeakReport lists the live tensors that were made since TrackLeaks(true), grouped by the first line outside this package
-// that led to them, most tensors first. It is empty where nothing is live.
+// LeakReport lists the live tensors that were made since TrackLeaks(true), grouped by the first line outside this package and
+// package aten that led to them, most tensors first. It is empty where nothing is live.
 func LeakReport() string {
 	counts := map[string]int{}
 	sites.Range(func(_, v any) bool {
@@ -70,7 +70,7 @@ func site(pc [siteDepth]uintptr) string {
 	frames := runtime.CallersFrames(pc[:n])
 	for {
 		f, more := frames.Next()
-		inside := strings.HasPrefix(f.Function, packagePath+".") && !strings.HasSuffix(f.File, "_test.go")
+		inside := (strings.HasPrefix(f.Function, packagePath+".") || strings.HasPrefix(f.Function, packagePath+"/aten.")) && !strings.HasSuffix(f.File, "_test.go")
 		if !inside || !more {
 			return fmt.Sprintf("%s %s:%d", f.Function, f.File, f.Line)
 		}

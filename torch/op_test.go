@@ -43,14 +43,14 @@ func argumentNames(schema string) []string {
 func TestDeclaredOperatorsMatchTheLibrary(t *testing.T) {
 	require.Greater(t, len(declared), 100)
 	for _, o := range declared {
-		name := o.name
-		if o.overload != "" {
-			name += "." + o.overload
+		name := o.Name
+		if o.Overload != "" {
+			name += "." + o.Overload
 		}
 		schema, err := Schema(name)
 		require.NoError(t, err, name)
 		have := argumentNames(schema)
-		for _, arg := range strings.Split(o.args, ",") {
+		for _, arg := range strings.Split(o.Args, ",") {
 			require.Contains(t, have, arg, "%s: %s", name, schema)
 		}
 	}
@@ -60,10 +60,10 @@ func TestMisspeltArgumentIsNamed(t *testing.T) {
 	s := NewScope(nil)
 	defer s.Close()
 	x := s.Own(Ones(Float32, 2))
-	o := lookUp("aten::add", "Tensor", "self,other,alhpa")
+	o := &Op{Name: "aten::add", Overload: "Tensor", Args: "self,other,alhpa"}
 	require.NotPanics(t, func() { o.one(x, x, Default) })
 	require.ErrorContains(t, Try(func() { o.one(x, x, 2) }), "no argument alhpa")
-	missing := lookUp("aten::add", "Tensor", "self")
+	missing := &Op{Name: "aten::add", Overload: "Tensor", Args: "self"}
 	require.ErrorContains(t, Try(func() { missing.one(x) }), "argument other is missing")
 }
 

@@ -59,10 +59,12 @@ var (
 func (t *Tensor) Add(o *Tensor) *Tensor { return opAdd.one(t, o, 1) }
 
 // AddScaled is t + alpha·o.
-func (t *Tensor) AddScaled(o *Tensor, alpha float64) *Tensor { return opAdd.one(t, o, alpha) }
+func (t *Tensor) AddScaled(o *Tensor, alpha float64) *Tensor {
+	return opAdd.Begin().T(t).T(o).Float(alpha).Tensor()
+}
 
 // AddScalar is t + v.
-func (t *Tensor) AddScalar(v float64) *Tensor { return opAddS.one(t, v) }
+func (t *Tensor) AddScalar(v float64) *Tensor { return opAddS.Begin().T(t).Float(v).Tensor() }
 
 // Sub is t − o.
 func (t *Tensor) Sub(o *Tensor) *Tensor { return opSub.one(t, o) }
@@ -71,16 +73,16 @@ func (t *Tensor) Sub(o *Tensor) *Tensor { return opSub.one(t, o) }
 func (t *Tensor) Mul(o *Tensor) *Tensor { return opMul.one(t, o) }
 
 // MulScalar is t · v.
-func (t *Tensor) MulScalar(v float64) *Tensor { return opMulS.one(t, v) }
+func (t *Tensor) MulScalar(v float64) *Tensor { return opMulS.Begin().T(t).Float(v).Tensor() }
 
 // Div is t / o.
 func (t *Tensor) Div(o *Tensor) *Tensor { return opDiv.one(t, o) }
 
 // DivScalar is t / v.
-func (t *Tensor) DivScalar(v float64) *Tensor { return opDivS.one(t, v) }
+func (t *Tensor) DivScalar(v float64) *Tensor { return opDivS.Begin().T(t).Float(v).Tensor() }
 
 // Pow is t to the power v.
-func (t *Tensor) Pow(v float64) *Tensor { return opPowS.one(t, v) }
+func (t *Tensor) Pow(v float64) *Tensor { return opPowS.Begin().T(t).Float(v).Tensor() }
 
 // Neg is −t.
 func (t *Tensor) Neg() *Tensor { return opNeg.one(t) }
@@ -122,7 +124,9 @@ func (t *Tensor) SiLU() *Tensor { return opSilu.one(t) }
 func (t *Tensor) GELU(approximate string) *Tensor { return opGelu.one(t, approximate) }
 
 // Clamp limits the elements to [lo, hi].
-func (t *Tensor) Clamp(lo, hi float64) *Tensor { return opClamp.one(t, lo, hi) }
+func (t *Tensor) Clamp(lo, hi float64) *Tensor {
+	return opClamp.Begin().T(t).Float(lo).Float(hi).Tensor()
+}
 
 // Maximum is the elementwise maximum.
 func (t *Tensor) Maximum(o *Tensor) *Tensor { return opMaxElt.one(t, o) }
@@ -131,16 +135,16 @@ func (t *Tensor) Maximum(o *Tensor) *Tensor { return opMaxElt.one(t, o) }
 func (t *Tensor) Eq(o *Tensor) *Tensor { return opEq.one(t, o) }
 
 // EqScalar compares with v.
-func (t *Tensor) EqScalar(v float64) *Tensor { return opEqS.one(t, v) }
+func (t *Tensor) EqScalar(v float64) *Tensor { return opEqS.Begin().T(t).Float(v).Tensor() }
 
 // NeScalar compares with v.
-func (t *Tensor) NeScalar(v float64) *Tensor { return opNeS.one(t, v) }
+func (t *Tensor) NeScalar(v float64) *Tensor { return opNeS.Begin().T(t).Float(v).Tensor() }
 
 // GtScalar compares with v.
-func (t *Tensor) GtScalar(v float64) *Tensor { return opGtS.one(t, v) }
+func (t *Tensor) GtScalar(v float64) *Tensor { return opGtS.Begin().T(t).Float(v).Tensor() }
 
 // LtScalar compares with v.
-func (t *Tensor) LtScalar(v float64) *Tensor { return opLtS.one(t, v) }
+func (t *Tensor) LtScalar(v float64) *Tensor { return opLtS.Begin().T(t).Float(v).Tensor() }
 
 // LogicalAnd is t && o.
 func (t *Tensor) LogicalAnd(o *Tensor) *Tensor { return opLogicAnd.one(t, o) }
@@ -177,22 +181,22 @@ func (t *Tensor) AddInPlace(o *Tensor, alpha float64) *Tensor {
 }
 
 // AddScalarInPlace adds v to t.
-func (t *Tensor) AddScalarInPlace(v float64) *Tensor { opAddS_.inPlace(t, v); return t }
+func (t *Tensor) AddScalarInPlace(v float64) *Tensor { opAddS_.Begin().T(t).Float(v).Drop(); return t }
 
 // MulInPlace multiplies t by o.
 func (t *Tensor) MulInPlace(o *Tensor) *Tensor { opMul_.inPlace(t, o); return t }
 
 // MulScalarInPlace multiplies t by v.
-func (t *Tensor) MulScalarInPlace(v float64) *Tensor { opMulS_.inPlace(t, v); return t }
+func (t *Tensor) MulScalarInPlace(v float64) *Tensor { opMulS_.Begin().T(t).Float(v).Drop(); return t }
 
 // DivScalarInPlace divides t by v.
-func (t *Tensor) DivScalarInPlace(v float64) *Tensor { opDivS_.inPlace(t, v); return t }
+func (t *Tensor) DivScalarInPlace(v float64) *Tensor { opDivS_.Begin().T(t).Float(v).Drop(); return t }
 
 // Zero sets every element to 0.
 func (t *Tensor) Zero() *Tensor { opZero_.inPlace(t); return t }
 
 // Fill sets every element to v.
-func (t *Tensor) Fill(v float64) *Tensor { opFill_.inPlace(t, v); return t }
+func (t *Tensor) Fill(v float64) *Tensor { opFill_.Begin().T(t).Float(v).Drop(); return t }
 
 // Copy writes src, converted and broadcast, into t.
 func (t *Tensor) Copy(src *Tensor) *Tensor { opCopy_.inPlace(t, src, false); return t }

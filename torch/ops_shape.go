@@ -63,10 +63,10 @@ var (
 )
 
 // View gives the elements another shape without a copy; one size may be -1.
-func (t *Tensor) View(shape ...int64) *Tensor { return opView.one(t, shape) }
+func (t *Tensor) View(shape ...int64) *Tensor { return opView.Begin().T(t).Ints(shape).Tensor() }
 
 // Reshape is View, with a copy where the strides need one.
-func (t *Tensor) Reshape(shape ...int64) *Tensor { return opReshape.one(t, shape) }
+func (t *Tensor) Reshape(shape ...int64) *Tensor { return opReshape.Begin().T(t).Ints(shape).Tensor() }
 
 // Transpose swaps two dimensions, as a view.
 func (t *Tensor) Transpose(dim0, dim1 int) *Tensor { return opTranspose.one(t, dim0, dim1) }
@@ -75,7 +75,7 @@ func (t *Tensor) Transpose(dim0, dim1 int) *Tensor { return opTranspose.one(t, d
 func (t *Tensor) T() *Tensor { return opT.one(t) }
 
 // Permute reorders the dimensions, as a view.
-func (t *Tensor) Permute(dims ...int64) *Tensor { return opPermute.one(t, dims) }
+func (t *Tensor) Permute(dims ...int64) *Tensor { return opPermute.Begin().T(t).Ints(dims).Tensor() }
 
 // Unsqueeze inserts a dimension of size 1, as a view.
 func (t *Tensor) Unsqueeze(dim int) *Tensor { return opUnsqueeze.one(t, dim) }
@@ -84,7 +84,7 @@ func (t *Tensor) Unsqueeze(dim int) *Tensor { return opUnsqueeze.one(t, dim) }
 func (t *Tensor) Squeeze(dim int) *Tensor { return opSqueeze.one(t, dim) }
 
 // Expand repeats dimensions of size 1 without a copy; -1 keeps a size.
-func (t *Tensor) Expand(shape ...int64) *Tensor { return opExpand.one(t, shape) }
+func (t *Tensor) Expand(shape ...int64) *Tensor { return opExpand.Begin().T(t).Ints(shape).Tensor() }
 
 // Flatten joins the dimensions from start to end.
 func (t *Tensor) Flatten(start, end int) *Tensor { return opFlatten.one(t, start, end) }
@@ -95,7 +95,9 @@ func (t *Tensor) Narrow(dim int, start, length int64) *Tensor {
 }
 
 // Select is the view at index along dim, which disappears.
-func (t *Tensor) Select(dim int, index int64) *Tensor { return opSelect.one(t, dim, index) }
+func (t *Tensor) Select(dim int, index int64) *Tensor {
+	return opSelect.Begin().T(t).Int(int64(dim)).Int(index).Tensor()
+}
 
 // SplitWithSizes cuts t into views along dim.
 func (t *Tensor) SplitWithSizes(sizes []int64, dim int) []*Tensor {
@@ -135,10 +137,14 @@ func (t *Tensor) ToDevice(d Device) *Tensor { return opToDevice.one(t, d, false)
 func (t *Tensor) ViewDType(dtype DType) *Tensor { return opViewDtype.one(t, dtype) }
 
 // IndexSelect picks the slices of dim that index (int64, 1-D) names.
-func (t *Tensor) IndexSelect(dim int, index *Tensor) *Tensor { return opIndexSelect.one(t, dim, index) }
+func (t *Tensor) IndexSelect(dim int, index *Tensor) *Tensor {
+	return opIndexSelect.Begin().T(t).Int(int64(dim)).T(index).Tensor()
+}
 
 // Gather picks single elements along dim.
-func (t *Tensor) Gather(dim int, index *Tensor) *Tensor { return opGather.one(t, dim, index) }
+func (t *Tensor) Gather(dim int, index *Tensor) *Tensor {
+	return opGather.Begin().T(t).Int(int64(dim)).T(index).Tensor()
+}
 
 // Index is PyTorch's t[i, j, …] with tensors of indices or masks; nil stands for ":".
 func (t *Tensor) Index(indices ...*Tensor) *Tensor { return opIndex.one(t, indices) }
@@ -178,7 +184,9 @@ func (t *Tensor) Sum(dims ...int64) *Tensor {
 }
 
 // SumKeep is Sum along dims that keeps them with size 1.
-func (t *Tensor) SumKeep(dims ...int64) *Tensor { return opSumDim.one(t, dims, true) }
+func (t *Tensor) SumKeep(dims ...int64) *Tensor {
+	return opSumDim.Begin().T(t).Ints(dims).Bool(true).Tensor()
+}
 
 // Mean is the average of all elements, or of those along dims.
 func (t *Tensor) Mean(dims ...int64) *Tensor {
@@ -189,7 +197,9 @@ func (t *Tensor) Mean(dims ...int64) *Tensor {
 }
 
 // MeanKeep is Mean along dims that keeps them with size 1.
-func (t *Tensor) MeanKeep(dims ...int64) *Tensor { return opMeanDim.one(t, dims, true) }
+func (t *Tensor) MeanKeep(dims ...int64) *Tensor {
+	return opMeanDim.Begin().T(t).Ints(dims).Bool(true).Tensor()
+}
 
 // Max is the largest element.
 func (t *Tensor) Max() *Tensor { return opMaxAll.one(t) }
@@ -198,7 +208,9 @@ func (t *Tensor) Max() *Tensor { return opMaxAll.one(t) }
 func (t *Tensor) Min() *Tensor { return opMinAll.one(t) }
 
 // AMax is the largest element along dims.
-func (t *Tensor) AMax(keepDim bool, dims ...int64) *Tensor { return opAmax.one(t, dims, keepDim) }
+func (t *Tensor) AMax(keepDim bool, dims ...int64) *Tensor {
+	return opAmax.Begin().T(t).Ints(dims).Bool(keepDim).Tensor()
+}
 
 // Any tells whether some element is true.
 func (t *Tensor) Any() *Tensor { return opAnyAll.one(t) }

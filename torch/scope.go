@@ -36,10 +36,26 @@ func (s *Scope) Close() {
 	cells := s.cells
 	s.cells, s.closed = nil, true
 	s.mu.Unlock()
+	list := batches.Get().(*[batch]capi.Handle)
+	n := 0
 	for _, c := range cells {
-		c.free()
+		if h := c.end(); h != 0 {
+			list[n] = h
+			n++
+		}
+		if n == batch {
+			capi.FreeAll(list[:])
+			n = 0
+		}
 	}
+	capi.FreeAll(list[:n])
+	batches.Put(list)
 }
+
+const batch = 64 // tensors that one C call frees
+
+// Batches are on the heap: what the death of a tensor calls in Go may move the stack.
+var batches = sync.Pool{New: func() any { return new([batch]capi.Handle) }}
 
 // Own moves t into s and returns it.
 func (s *Scope) Own(t *Tensor) *Tensor {
@@ -78,18 +94,18 @@ func (s *Scope) isAncestorOf(other *Scope) bool {
 	return other == s
 }
 
-// innermost returns the scope of a result: the deepest among the arguments', of which all others are ancestors.
-func innermost(op string, scope *Scope, t *Tensor) *Scope {
+// innermost returns the scope of a result: the deeper of two scopes of arguments, nil being the shallowest. ok is false
+// where neither contains the other.
+func innermost(a, b *Scope) (s *Scope, ok bool) {
 	switch {
-	case t == nil || t.scope == nil || t.scope == scope:
-		return scope
-	case scope == nil || scope.isAncestorOf(t.scope):
-		return t.scope
-	case t.scope.isAncestorOf(scope):
-		return scope
+	case b == nil || a == b:
+		return a, true
+	case a == nil || a.isAncestorOf(b):
+		return b, true
+	case b.isAncestorOf(a):
+		return a, true
 	}
-	fail(op, ErrScope, "arguments belong to scopes of which neither contains the other; bind them with In")
-	return nil
+	return nil, false
 }
 
 // Note [Cells]
@@ -106,14 +122,13 @@ type cell struct {
 
 var liveTensors atomic.Int64
 
-func newCell(h capi.Handle) *cell {
-	c := &cell{h: h}
+func (c *cell) init(h capi.Handle) {
+	c.h = h
 	c.uses.Store(1)
 	liveTensors.Add(1)
 	if tracking.Load() {
 		track(c)
 	}
-	return c
 }
 
 // use returns the handle for the length of a call, or 0 if the tensor was freed.
@@ -132,20 +147,36 @@ func (c *cell) use() capi.Handle {
 	}
 }
 
+// last ends one use, and gives the handle if it was the last one: the caller frees it. Otherwise it gives 0.
+func (c *cell) last() capi.Handle {
+	if c.uses.Add(-1) != 0 {
+		return 0
+	}
+	liveTensors.Add(-1)
+	if c.tracked {
+		untrack(c)
+	}
+	releasePressure(c.unscoped)
+	return c.h
+}
+
+// end is free for a caller that frees the handle itself, where it is not 0.
+func (c *cell) end() capi.Handle {
+	if !c.freed.CompareAndSwap(false, true) {
+		return 0
+	}
+	return c.last()
+}
+
 func (c *cell) release() {
-	if c.uses.Add(-1) == 0 {
-		liveTensors.Add(-1)
-		if c.tracked {
-			untrack(c)
-		}
-		releasePressure(c.unscoped)
-		capi.Free(c.h)
+	if h := c.last(); h != 0 {
+		capi.Free(h)
 	}
 }
 
 func (c *cell) free() {
-	if c.freed.CompareAndSwap(false, true) {
-		c.release()
+	if h := c.end(); h != 0 {
+		capi.Free(h)
 	}
 }
 

@@ -20,14 +20,21 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	if h == 0 {
 		return nil
 	}
-	t := &Tensor{cell: newCell(h), scope: scope}
 	if scope != nil {
-		if !scope.add(t.cell) {
-			t.cell.free()
+		both := &struct { // one allocation
+			t Tensor
+			c cell
+		}{}
+		both.t = Tensor{cell: &both.c, scope: scope}
+		both.c.init(h)
+		if !scope.add(&both.c) {
+			both.c.free()
 			fail("scope", ErrFreed, "the scope is closed")
 		}
-		return t
+		return &both.t
 	}
+	t := &Tensor{cell: &cell{}} // apart, since the clean-up of t keeps the cell reachable
+	t.cell.init(h)
 	var buf [64]int64
 	if m, err := capi.Meta(h, buf[:]); err == nil {
 		notePressure(t.cell, m[6]*m[7])
@@ -36,6 +43,8 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	return t
 }
 
+const freedMessage = "the tensor was freed, or its scope is closed"
+
 // use gives the handle for one call; done must follow.
 func (t *Tensor) use(op string) capi.Handle {
 	if t == nil {
@@ -43,7 +52,7 @@ func (t *Tensor) use(op string) capi.Handle {
 	}
 	h := t.cell.use()
 	if h == 0 {
-		fail(op, ErrFreed, "the tensor was freed, or its scope is closed")
+		fail(op, ErrFreed, freedMessage)
 	}
 	return h
 }
@@ -102,7 +111,7 @@ func (t *Tensor) meta() meta {
 	dims := make([]int64, 2*nd)
 	copy(dims, m[12:])
 	return meta{
-		dtype: DType(m[1]), device: Device{Type: DeviceType(m[2]), Index: int(m[3])}, requiresGrad: m[4] != 0,
+		dtype: DType(m[1]), device: deviceOf(m[2], m[3]), requiresGrad: m[4] != 0,
 		isLeaf: m[5] != 0, numel: m[6], contiguous: m[8] != 0, storageBytes: m[9], offset: m[10], version: m[11],
 		shape: dims[:nd:nd], stride: dims[nd:],
 	}

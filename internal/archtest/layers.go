@@ -13,8 +13,7 @@ var layers = []struct {
 }{
 	{"helpers without an opinion", []string{"internal"}},
 	{"the C ABI", []string{"internal/capi"}},
-	{"operators", []string{"torch/aten"}},
-	{"tensors", []string{"torch", "torch/nn", "torch/optim"}},
+	{"tensors", []string{"torch", "torch/aten", "torch/nn", "torch/optim"}},
 	{"attention", []string{"flashattn"}},
 	{"ranks", []string{"nccl", "dist"}},
 	{"sharding", []string{"fsdp"}},
@@ -23,7 +22,7 @@ var layers = []struct {
 	{"models", []string{"quant", "peft", "models"}},
 	{"training", []string{"accelerate", "sft"}},
 	{"test support", []string{"internal/ranktest"}},
-	{"programs", []string{"cmd", "examples", "bench", "interop", "internal/archtest"}},
+	{"programs", []string{"cmd", "examples", "bench", "interop", "internal/archtest", "internal/opsgen"}},
 }
 
 // stdOnly are the folders that a service embeds: they bring no dependency along but golang.org/x.

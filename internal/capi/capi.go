@@ -8,6 +8,7 @@ package capi
 #cgo CFLAGS: -O2
 #cgo LDFLAGS: -ldl
 #cgo noescape load_gf_op_call
+#cgo noescape load_gf_tensor_free_all
 #cgo noescape load_gf_tensor_meta
 #cgo nocallback load_gf_tensor_meta
 #include <stdlib.h>
@@ -50,6 +51,9 @@ const (
 	TagDevice     = int64(C.GF_DEVICE)
 	TagGenerator  = int64(C.GF_GENERATOR)
 	TagDefault    = int64(C.GF_DEFAULT)
+	TagComplex    = int64(C.GF_COMPLEX)
+	TagScalarList = int64(C.GF_SCALAR_LIST)
+	TagStringList = int64(C.GF_STRING_LIST)
 )
 
 // Error is a failure reported by the library.
@@ -135,6 +139,11 @@ func NumThreads() (int, error) {
 // TestThrow makes the library throw one kind of C++ exception; tests prove with it that none leaves the C ABI.
 func TestThrow(what int) error { return status(C.load_gf_test_throw(C.int64_t(what))) }
 
+// TestMul multiplies two tensors n times in C++; benchmarks compare calls from Go with it.
+func TestMul(a, b Handle, n int) error {
+	return status(C.load_gf_test_mul(C.int64_t(a), C.int64_t(b), C.int64_t(n)))
+}
+
 // FindOp looks an operator up. argNames (comma separated) is the order in which CallOp will pass arguments; empty means
 // the order of the running library's schema.
 func FindOp(name, overload, argNames string) (Handle, error) {
@@ -154,7 +163,23 @@ func OpSchema(name, overload string) (s string, err error) {
 	})
 }
 
-// CallOp runs an operator on a value stream and returns the stream of results, in rets if it fits.
+// ListOps prints the schema of every operator of the running library, one a line, sorted.
+func ListOps() (string, error) {
+	buf := make([]byte, 1<<20)
+	for {
+		n, err := result(C.load_gf_op_list((*C.char)(unsafe.Pointer(&buf[0])), C.int64_t(len(buf))))
+		if err != nil {
+			return "", err
+		}
+		if n <= int64(len(buf)) {
+			return string(buf[:n]), nil
+		}
+		buf = make([]byte, n)
+	}
+}
+
+// CallOp runs an operator on a value stream and returns the stream of results, in rets if it fits. Where rets is nil, the
+// results are dropped.
 func CallOp(op Handle, args, rets []int64) ([]int64, error) {
 	n, err := result(C.load_gf_op_call(C.int64_t(op), words(args), C.int64_t(len(args)), words(rets), C.int64_t(len(rets))))
 	if err != nil {
@@ -172,6 +197,13 @@ func CallOp(op Handle, args, rets []int64) ([]int64, error) {
 
 // Free releases a tensor handle.
 func Free(t Handle) { _ = status(C.load_gf_tensor_free(C.int64_t(t))) }
+
+// FreeAll releases tensor handles.
+func FreeAll(list []Handle) {
+	if len(list) > 0 {
+		_ = status(C.load_gf_tensor_free_all(handles(list), C.int64_t(len(list))))
+	}
+}
 
 // Alias gives a second handle of the same tensor.
 func Alias(t Handle) (Handle, error) { return handle(C.load_gf_tensor_alias(C.int64_t(t))) }

@@ -2,6 +2,9 @@ package capi
 
 import (
 	"errors"
+	"math"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -40,6 +43,7 @@ func TestNilHandlesAreErrors(t *testing.T) {
 		"CallOp":               func() error { return err1(CallOp(0, nil, make([]int64, 4))) },
 		"Alias":                func() error { return err1(Alias(0)) },
 		"Meta":                 func() error { return err1(Meta(0, make([]int64, 64))) },
+		"TestMul":              func() error { return TestMul(x, 0, 1) },
 		"DataPtr":              func() error { return err1(DataPtr(0)) },
 		"StorageResize":        func() error { return StorageResize(0, 0) },
 		"VariableData":         func() error { return err1(VariableData(0)) },
@@ -88,6 +92,8 @@ func TestNilHandlesAreErrors(t *testing.T) {
 	}
 	// Freeing nothing is nothing.
 	Free(0)
+	FreeAll(nil)
+	FreeAll([]Handle{0, 0})
 	FreeGenerator(0)
 	FreeStore(0)
 	FreeGroup(0)
@@ -102,6 +108,8 @@ func TestMalformedCallsAreErrors(t *testing.T) {
 	size := operator(t, "aten::ones", "", "size")
 	random := operator(t, "aten::randn", "generator", "size,generator")
 	gelu := operator(t, "aten::gelu", "", "self,approximate")
+	names := operator(t, "aten::_test_string_default", "", "dummy,a,b")
+	scalars := operator(t, "aten::_foreach_add", "ScalarList", "self,scalars")
 	rets := make([]int64, 8)
 	for name, args := range map[string]struct {
 		op   Handle
@@ -121,6 +129,12 @@ func TestMalformedCallsAreErrors(t *testing.T) {
 		"unknown string":      {gelu, []int64{TagTensor, int64(x), TagString, 1, 'x'}},
 		"nil generator":       {random, []int64{TagIntList, 1, 1, TagGenerator, 0}},
 		"no device of type":   {operator(t, "aten::ones", "", "size,device"), []int64{TagIntList, 1, 1, TagDevice, 77, 0}},
+		"list for a string":   {names, []int64{TagTensor, int64(x), TagStringList, 1, 1, 'x'}},
+		"strings run past":    {names, []int64{TagTensor, int64(x), TagStringList, 2, 1, 'x'}},
+		"huge string":         {names, []int64{TagTensor, int64(x), TagString, math.MaxInt64, 0}},
+		"scalars run past":    {scalars, []int64{TagTensorList, 1, int64(x), TagScalarList, 2, TagInt, 1}},
+		"tensor for a scalar": {scalars, []int64{TagTensorList, 1, int64(x), TagScalarList, 1, TagString, 1, 'x'}},
+		"half a complex":      {scalars, []int64{TagTensorList, 1, int64(x), TagScalarList, 1, TagComplex, 0}},
 		"no default":          {relu, []int64{TagDefault}},
 	} {
 		out, err := CallOp(args.op, args.args, rets)
@@ -178,6 +192,31 @@ func TestResultsOfAnyLength(t *testing.T) {
 	}
 	_, err = CallOp(unbind, []int64{TagTensor, int64(x)}, make([]int64, 1))
 	require.Error(t, err, "no room even for the pointer")
+}
+
+// Without a place for results they are dropped.
+func TestResultsAreDropped(t *testing.T) {
+	require.NoError(t, Load())
+	x := newTensor(t, 1000)
+	before, _, _, err := MemoryStats()
+	require.NoError(t, err)
+	out, err := CallOp(operator(t, "aten::relu", "", "self"), []int64{TagTensor, int64(x)}, nil)
+	require.NoError(t, err)
+	require.Empty(t, out)
+	after, _, _, err := MemoryStats()
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}
+
+func TestListOps(t *testing.T) {
+	require.NoError(t, Load())
+	text, err := ListOps()
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	require.Greater(t, len(lines), 3000)
+	require.True(t, slices.IsSorted(lines))
+	require.Contains(t, lines, "aten::relu(Tensor self) -> Tensor")
+	require.Contains(t, text, "\ngofsdp::")
 }
 
 // The Go values behind callbacks are released with what held them.

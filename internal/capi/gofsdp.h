@@ -52,7 +52,10 @@ enum gf_tag {
   GF_TENSOR_LIST = 9,  // count, handles; 0 is an absent tensor
   GF_DEVICE = 10,      // type, index
   GF_GENERATOR = 11,   // handle
-  GF_DEFAULT = 12,     // the schema's default
+  GF_DEFAULT = 12,     // the schema's default; None for an optional argument without one
+  GF_COMPLEX = 13,     // IEEE bits of the real and of the imaginary part
+  GF_SCALAR_LIST = 14, // count, then a tag and its words for each
+  GF_STRING_LIST = 15, // count, then byte count and padded bytes for each
 };
 
 // Events that the library reports to Go through gf_callbacks.call.
@@ -80,12 +83,15 @@ typedef struct gf_callbacks {
   X(gf_set_num_threads, (int64_t n), (n))                                                                             \
   X(gf_get_num_threads, (void), ())                                                                                   \
   X(gf_test_throw, (int64_t what), (what))                                                                            \
+  X(gf_test_mul, (int64_t a, int64_t b, int64_t n), (a, b, n))                                                        \
   /* operators */                                                                                                     \
   X(gf_op_find, (const char* name, const char* overload, const char* arg_names), (name, overload, arg_names))        \
   X(gf_op_schema, (const char* name, const char* overload, char* out, int64_t cap), (name, overload, out, cap))      \
+  X(gf_op_list, (char* out, int64_t cap), (out, cap))                                                                 \
   X(gf_op_call, (int64_t op, const int64_t* args, int64_t n, int64_t* rets, int64_t cap), (op, args, n, rets, cap))  \
   /* tensors */                                                                                                       \
   X(gf_tensor_free, (int64_t t), (t))                                                                                 \
+  X(gf_tensor_free_all, (const int64_t* list, int64_t n), (list, n))                                                  \
   X(gf_tensor_alias, (int64_t t), (t))                                                                                \
   X(gf_tensor_meta, (int64_t t, int64_t* out, int64_t cap), (t, out, cap))                                            \
   X(gf_tensor_data_ptr, (int64_t t), (t))                                                                             \
