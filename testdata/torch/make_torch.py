@@ -118,6 +118,7 @@ def init(f, *args, **kw):
 draw("uniform", init(nn.init.uniform_, -2, 3))
 draw("normal", init(nn.init.normal_, 1, 2))
 draw("trunc_normal", init(nn.init.trunc_normal_, 0.5, 2, -1, 1.5))
+draw("trunc_normal_tail", init(nn.init.trunc_normal_, 0, 1, 2, 3))
 draw("kaiming_uniform", init(nn.init.kaiming_uniform_, nonlinearity="relu"))
 draw("kaiming_uniform_leaky_out", init(nn.init.kaiming_uniform_, a=0.3, mode="fan_out"))
 draw("kaiming_normal", init(nn.init.kaiming_normal_, nonlinearity="tanh"))

@@ -199,9 +199,10 @@ func TestInitializersGolden(t *testing.T) {
 	readGolden(t, "init.json", &goldens)
 	g := torch.NewGenerator(0)
 	draws := map[string]func(t *torch.Tensor){
-		"uniform":      func(t *torch.Tensor) { initializer.Uniform(t, -2, 3, g) },
-		"normal":       func(t *torch.Tensor) { initializer.Normal(t, 1, 2, g) },
-		"trunc_normal": func(t *torch.Tensor) { initializer.TruncNormal(t, 0.5, 2, -1, 1.5, g) },
+		"uniform":           func(t *torch.Tensor) { initializer.Uniform(t, -2, 3, g) },
+		"normal":            func(t *torch.Tensor) { initializer.Normal(t, 1, 2, g) },
+		"trunc_normal":      func(t *torch.Tensor) { initializer.TruncNormal(t, 0.5, 2, -1, 1.5, g) },
+		"trunc_normal_tail": func(t *torch.Tensor) { initializer.TruncNormal(t, 0, 1, 2, 3, g) },
 		"kaiming_uniform": func(t *torch.Tensor) {
 			initializer.KaimingUniform(t, initializer.KaimingOptions{}, g)
 		},

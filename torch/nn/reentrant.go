@@ -21,11 +21,12 @@ type reentrant struct {
 
 func checkpointedReentrant[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 	var out Out
+	first := true
 	r := &reentrant{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator}
 	r.call.Scope = nil
 	r.forward = func(c *Call, inputs []*torch.Tensor) []*torch.Tensor {
 		o := l.Forward(c, replaceTensors(in, inputs))
-		if !c.Recomputing {
+		if first {
 			out = o
 		}
 		return tensorsOf(o)
@@ -35,6 +36,7 @@ func checkpointedReentrant[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 		return l.Forward(c, in)
 	}
 	outputs := torch.Apply(r, inputs...)
+	first = false
 	return replaceTensors(out, outputs)
 }
 

@@ -28,16 +28,55 @@ func Normal(t *torch.Tensor, mean, std float64, g *torch.Generator) {
 	torch.NoGrad(func() { t.NormalInPlace(mean, std, g) })
 }
 
-// TruncNormal fills t from the normal distribution cut to [lo, hi], by the inverse of its distribution function.
+// TruncNormal fills t from the normal distribution cut to [lo, hi], drawing again what falls outside, as PyTorch does since
+// 2.13. Where most would fall outside it draws uniformly and accepts by the density.
 func TruncNormal(t *torch.Tensor, mean, std, lo, hi float64, g *torch.Generator) {
+	if t.Device().Type == torch.MetaType {
+		return
+	}
+	if !(lo < hi && std > 0) {
+		panic(&torch.Error{Op: "TruncNormal", Kind: torch.ErrArgument, Msg: fmt.Sprintf("standard deviation %v, cut to [%v, %v]", std, lo, hi)})
+	}
 	cdf := func(x float64) float64 { return (1 + math.Erf(x/math.Sqrt2)) / 2 }
-	l, u := cdf((lo-mean)/std), cdf((hi-mean)/std)
+	inside := cdf((hi-mean)/std) - cdf((lo-mean)/std)
 	torch.NoGrad(func() {
-		t.UniformInPlace(2*l-1, 2*u-1, g)
-		torch.CallOne("aten::erfinv_", t).Free()
-		t.MulScalarInPlace(std * math.Sqrt2).AddScalarInPlace(mean)
-		torch.CallOne("aten::clamp_", t, lo, hi).Free()
+		if inside > 0.3 {
+			redrawNormal(t, mean, std, lo, hi, g)
+		} else {
+			acceptUniform(t, mean, std, lo, hi, g)
+		}
 	})
+}
+
+func redrawNormal(t *torch.Tensor, mean, std, lo, hi float64, g *torch.Generator) {
+	bound := func(v float64) float64 { return torch.Scalar(t.DType(), v).Item() } // rounded to what t can hold
+	lo, hi = bound(lo), bound(hi)
+	t.NormalInPlace(mean, std, g)
+	for again := true; again; {
+		s := torch.NewScope(nil)
+		x := t.In(s)
+		outside := x.LtScalar(lo).Add(x.GtScalar(hi))
+		if again = outside.Any().Item() != 0; again {
+			x.Copy(outside.Where(x.ZerosLike().NormalInPlace(mean, std, g), x))
+		}
+		s.Close()
+	}
+}
+
+func acceptUniform(t *torch.Tensor, mean, std, lo, hi float64, g *torch.Generator) {
+	s := torch.NewScope(nil)
+	defer s.Close()
+	peak := (max(lo, min(mean, hi)) - mean) / std // of the density in [lo, hi]
+	logPeak := -0.5 * peak * peak
+	x := t.In(s)
+	pending := x.EqScalar(0).Fill(1)
+	for pending.Any().Item() != 0 {
+		drawn := x.ZerosLike().UniformInPlace(lo, hi, g)
+		x.Copy(pending.Where(drawn, x))
+		density := drawn.AddScalar(-mean).DivScalar(std).Pow(2).MulScalar(-0.5).AddScalar(-logPeak)
+		refused := drawn.ZerosLike().UniformInPlace(0, 1, g).Log().Sub(density).GtScalar(0)
+		pending = pending.LogicalAnd(refused)
+	}
 }
 
 // FanMode says which count of connections keeps its variance.
