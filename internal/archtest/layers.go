@@ -14,7 +14,7 @@ var layers = []struct {
 	{"helpers without an opinion", []string{"internal"}},
 	{"the C ABI", []string{"internal/capi"}},
 	{"operators", []string{"torch/aten"}},
-	{"tensors", []string{"torch", "torch/nn", "torch/optim"}},
+	{"tensors", []string{"torch", "torch/nn", "torch/optim", "torch/amp"}},
 	{"attention", []string{"flashattn"}},
 	{"ranks", []string{"nccl", "dist"}},
 	{"sharding", []string{"fsdp"}},

@@ -37,9 +37,10 @@ func stubSource(t *testing.T) []byte {
 
 //go:build !cgo
 
-// Package capi is the only door to libgofsdp.so. This program was built without cgo, so the door is shut: everything
-// compiles, and every call gives an error that says so.
 package capi
+
+// This program was built without cgo, so the door to libgofsdp.so is shut: everything compiles, and every call gives an
+// error that says so.
 
 import (
 	"errors"
