@@ -68,4 +68,14 @@ gf_ret gf_autocast_pop(void) {
   });
 }
 
+// The dtype of autocast on this thread, or -1 where it is off.
+gf_ret gf_autocast_dtype(int64_t device) {
+  return guard([&]() -> int64_t {
+    auto type = static_cast<at::DeviceType>(device);
+    TORCH_CHECK(at::autocast::is_autocast_available(type), "autocast is not available on ", type);
+    if (!at::autocast::is_autocast_enabled(type)) return -1;
+    return static_cast<int64_t>(at::autocast::get_autocast_dtype(type));
+  });
+}
+
 }  // extern "C"

@@ -42,3 +42,36 @@ func autocast(device DeviceType, dtype int, f func()) {
 		f()
 	})
 }
+
+// autocastDevices are the device types whose state AutocastState keeps.
+var autocastDevices = [...]DeviceType{CPUType, CUDAType}
+
+// AutocastState is what Autocast regions are in force on a thread: computing something again outside of them, as
+// activation checkpointing does, needs the same ones.
+type AutocastState struct{ dtypes [len(autocastDevices)]int }
+
+// CurrentAutocast gives the state of the calling thread.
+func CurrentAutocast() (s AutocastState) {
+	check("Autocast", capi.Load())
+	for i, device := range autocastDevices {
+		dtype, err := capi.AutocastDType(int(device))
+		check("Autocast", err)
+		s.dtypes[i] = dtype
+	}
+	return s
+}
+
+// Do runs f under s, whatever is in force around it.
+func (s AutocastState) Do(f func()) {
+	lockThread(func() {
+		now := CurrentAutocast()
+		for i, device := range autocastDevices {
+			if s.dtypes[i] == now.dtypes[i] {
+				continue
+			}
+			check("Autocast", capi.PushAutocast(int(device), s.dtypes[i]))
+			defer func() { _ = capi.PopAutocast() }()
+		}
+		f()
+	})
+}

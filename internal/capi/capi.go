@@ -252,6 +252,12 @@ func PushAutocast(device, dtype int) error {
 // PopAutocast undoes the last PushAutocast of this thread.
 func PopAutocast() error { return status(C.load_gf_autocast_pop()) }
 
+// AutocastDType is the dtype of autocast for a device type on the calling thread, -1 where it is off.
+func AutocastDType(device int) (int, error) {
+	v, err := result(C.load_gf_autocast_dtype(C.int64_t(device)))
+	return int(v), err
+}
+
 // AnomalyMode sets autograd's anomaly detection (0 off, 1 on, -1 only read) and returns the mode before.
 func AnomalyMode(set int) (bool, error) {
 	v, err := result(C.load_gf_anomaly_mode(C.int64_t(set)))

@@ -61,6 +61,7 @@ func TestNilHandlesAreErrors(t *testing.T) {
 		"PopInferenceMode":     PopInferenceMode,
 		"PopAutocast":          PopAutocast,
 		"PushAutocast":         func() error { return PushAutocast(99, 15) },
+		"AutocastDType":        func() error { return err1(AutocastDType(99)) },
 		"IsInference":          func() error { return err1(IsInference(0)) },
 		"SeedGenerator":        func() error { return SeedGenerator(0, 1) },
 		"GeneratorState":       func() error { return err1(GeneratorState(0)) },

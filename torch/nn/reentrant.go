@@ -16,13 +16,14 @@ type reentrant struct {
 	forward   func(c *Call, inputs []*torch.Tensor) []*torch.Tensor
 	call      Call
 	generator *torch.Generator
+	autocast  torch.AutocastState
 	rng       *torch.Tensor // the generator's state before the first run; in no scope
 }
 
 func checkpointedReentrant[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 	var out Out
 	first := true
-	r := &reentrant{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator}
+	r := &reentrant{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator, autocast: torch.CurrentAutocast()}
 	r.call.Scope = nil
 	r.forward = func(c *Call, inputs []*torch.Tensor) []*torch.Tensor {
 		o := l.Forward(c, replaceTensors(in, inputs))
@@ -69,7 +70,9 @@ func (r *reentrant) Backward(ctx *torch.FunctionContext, grads []*torch.Tensor) 
 	err := torch.Try(func() {
 		torch.EnableGrad(func() {
 			var roots, rootGrads []*torch.Tensor
-			for i, o := range r.forward(call, inputs) {
+			var outputs []*torch.Tensor
+			r.autocast.Do(func() { outputs = r.forward(call, inputs) })
+			for i, o := range outputs {
 				if o.RequiresGrad() && grads[i] != nil {
 					roots, rootGrads = append(roots, o), append(rootGrads, grads[i])
 				}

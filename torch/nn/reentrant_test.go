@@ -116,3 +116,32 @@ func TestErrorInReentrantRecomputation(t *testing.T) {
 	require.ErrorIs(t, err, mine)
 	require.ErrorContains(t, err, "recompute the checkpointed *nn.Func")
 }
+
+// Backward runs outside the region in which the forward ran.
+func TestParityCheckpointUnderAutocast(t *testing.T) {
+	m := NewSequential(NewLinear(3, 4, true, torch.Float32, torch.CPU), Tanh(), NewLinear(4, 2, true, torch.Float32, torch.CPU))
+	ResetParameters(m, torch.NewGenerator(3))
+	run := func() (list [][]float32) {
+		s := torch.NewScope(nil)
+		defer s.Close()
+		x := input3(s).To(torch.Float32).Detach().SetRequiresGrad(true)
+		var y *torch.Tensor
+		torch.Autocast(torch.CPUType, torch.BFloat16, func() { y = Run(m, &Call{Scope: s, Training: true}, x) })
+		require.Equal(t, torch.BFloat16, y.DType())
+		y.To(torch.Float32).Pow(2).Sum().Backward()
+		list = append(list, torch.Slice[float32](x.Grad()))
+		for _, p := range Params(m) {
+			list = append(list, torch.Slice[float32](p.In(s).Grad()))
+			p.Tensor().SetGrad(nil)
+		}
+		return list
+	}
+	want := run()
+	m.SetCheckpoint(true)
+	require.Equal(t, want, run())
+	m.SetCheckpointReentrant(true)
+	require.Equal(t, want, run())
+	torch.Autocast(torch.CPUType, torch.Float16, func() { // and a state that is not the forward's
+		require.Equal(t, want, run())
+	})
+}
