@@ -139,6 +139,9 @@ func PushAutocast(device, dtype int) error { return errNoCgo }
 // PopAutocast undoes the last PushAutocast of this thread.
 func PopAutocast() error { return errNoCgo }
 
+// AutocastDType is the dtype of autocast for a device type on the calling thread, -1 where it is off.
+func AutocastDType(device int) (int, error) { return 0, errNoCgo }
+
 // AnomalyMode sets autograd's anomaly detection (0 off, 1 on, -1 only read) and returns the mode before.
 func AnomalyMode(set int) (bool, error) { return false, errNoCgo }
 
