@@ -10,7 +10,7 @@ BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
-.PHONY: help quickstart setup build test test-long ctest bench gobench interop lint fuzz asan race generate clean
+.PHONY: help quickstart setup build test test-long ctest bench gobench interop nocgo lint fuzz asan race generate clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,10 @@ gobench: setup ## Go benchmarks: BENCH=<regexp> picks some; compare two runs wit
 
 interop: build ## read our files with transformers, PEFT and PyTorch, and theirs with ours
 	$(GO) run ./interop $(ARGS)
+
+nocgo: ## build without cgo: everything compiles, and tensors give a clear error
+	CGO_ENABLED=0 $(GO) build ./...
+	CGO_ENABLED=0 $(GO) test -run WithoutCgo ./torch
 
 lint: $(STATICCHECK) ## gofmt, go vet, staticcheck
 	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "run gofmt -w on: $$files"; exit 1; }

@@ -1,6 +1,7 @@
 // Package modelio reads and writes model folders in the Hugging Face layout, and GGUF files as if they were one.
 //
-// A folder holds config.json and either model.safetensors or shards with model.safetensors.index.json. Open reads both
+// A folder holds config.json and either model.safetensors or shards with model.safetensors.index.json (or, where there are
+// none, pytorch_model.bin or its shards, see package pickle). Open reads both
 // and gives the configuration and the weights, under the names that the files carry ("model.layers.0.mlp.up_proj.weight").
 // Nothing is loaded up front: files are mapped, and a view reads the rows that are asked for, so a rank touches only the
 // bytes that it will own. A .gguf file opens in the same way; its rows are dequantised to float32 as they are read.

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/gofsdp/gofsdp/modelio/internal/float"
+	"github.com/gofsdp/gofsdp/modelio/pickle"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 )
 
@@ -112,7 +113,12 @@ func (m mapped) float32s(dst []float32, lo, hi int64) error {
 	if err != nil {
 		return err
 	}
-	switch m.v.DType {
+	return widen(dst, src, m.v.Name, m.v.DType)
+}
+
+// widen converts the elements of a tensor.
+func widen(dst []float32, src []byte, name, dtype string) error {
+	switch dtype {
 	case "F32":
 		for i := range dst {
 			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
@@ -126,7 +132,7 @@ func (m mapped) float32s(dst []float32, lo, hi int64) error {
 			dst[i] = float.BF16(binary.LittleEndian.Uint16(src[2*i:]))
 		}
 	default:
-		return fmt.Errorf("modelio: tensor %q has dtype %s, expected F32, F16 or BF16", m.v.Name, m.v.DType)
+		return fmt.Errorf("modelio: tensor %q has dtype %s, expected F32, F16 or BF16", name, dtype)
 	}
 	return nil
 }
@@ -140,3 +146,21 @@ func (m mapped) release(lo, hi int64) error {
 	v.Data = part
 	return m.file.Release(v)
 }
+
+// pickled is a tensor of a PyTorch file.
+type pickled struct {
+	name string
+	t    *pickle.Tensor
+}
+
+func (p pickled) rows(lo, hi int64) ([]byte, error) { return p.t.Rows(lo, hi) }
+
+func (p pickled) float32s(dst []float32, lo, hi int64) error {
+	src, err := p.t.Rows(lo, hi)
+	if err != nil {
+		return err
+	}
+	return widen(dst, src, p.name, p.t.DType)
+}
+
+func (p pickled) release(lo, hi int64) error { return p.t.Release(lo, hi) }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/modelio/pickle"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 )
 
@@ -16,6 +17,10 @@ import (
 const (
 	WeightsName = "model.safetensors"
 	IndexName   = "model.safetensors.index.json"
+
+	// PyTorch's own files, read where there is no safetensors file.
+	PickleName      = "pytorch_model.bin"
+	PickleIndexName = "pytorch_model.bin.index.json"
 )
 
 // Weights are the tensors of a model, from one file or many.
@@ -26,8 +31,9 @@ type Weights struct {
 	closers []func() error
 }
 
-// OpenWeights maps the weights of a model folder: model.safetensors, or the shards that the index names. Every file
-// and every tensor of the index must be there. A model with tied embeddings may lack lm_head.weight.
+// OpenWeights maps the weights of a model folder: model.safetensors, or the shards that its index names; failing these,
+// pytorch_model.bin or its shards, which package pickle reads without running anything of them. Every file and every
+// tensor of an index must be there. A model with tied embeddings may lack lm_head.weight.
 func OpenWeights(dir string) (*Weights, error) {
 	w := &Weights{path: dir, views: map[string]View{}}
 	err := w.openFolder(dir)
@@ -39,38 +45,34 @@ func OpenWeights(dir string) (*Weights, error) {
 }
 
 func (w *Weights) openFolder(dir string) error {
-	single := filepath.Join(dir, WeightsName)
-	if _, err := os.Stat(single); err == nil {
-		return w.addFile(single, nil)
-	}
-	index := filepath.Join(dir, IndexName)
-	data, err := os.ReadFile(index)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s has neither %s nor %s%s", dir, WeightsName, IndexName, pickleHint(dir))
-	}
-	if err != nil {
-		return err
-	}
-	shards, err := parseIndex(data)
-	if err != nil {
-		return fmt.Errorf("%s: %w", index, err)
-	}
-	for _, shard := range slices.Sorted(maps.Keys(shards)) {
-		if err := w.addFile(filepath.Join(dir, shard), shards[shard]); err != nil {
-			return fmt.Errorf("%s names %s: %w", index, shard, err)
+	for _, format := range []struct {
+		single, index string
+		add           func(path string, wanted []string) error
+	}{{WeightsName, IndexName, w.addFile}, {PickleName, PickleIndexName, w.addPickle}} {
+		single := filepath.Join(dir, format.single)
+		if _, err := os.Stat(single); err == nil {
+			return format.add(single, nil)
 		}
-	}
-	return nil
-}
-
-// pickleHint says what to do about a folder that has PyTorch pickles only.
-func pickleHint(dir string) string {
-	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return fmt.Sprintf(" (it has %s: save the model as safetensors first)", name)
+		index := filepath.Join(dir, format.index)
+		data, err := os.ReadFile(index)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
 		}
+		if err != nil {
+			return err
+		}
+		shards, err := parseIndex(data)
+		if err != nil {
+			return fmt.Errorf("%s: %w", index, err)
+		}
+		for _, shard := range slices.Sorted(maps.Keys(shards)) {
+			if err := format.add(filepath.Join(dir, shard), shards[shard]); err != nil {
+				return fmt.Errorf("%s names %s: %w", index, shard, err)
+			}
+		}
+		return nil
 	}
-	return ""
+	return fmt.Errorf("%s has neither %s nor %s, and no %s either", dir, WeightsName, IndexName, PickleName)
 }
 
 // parseIndex gives the tensors that each shard must hold.
@@ -107,21 +109,50 @@ func (w *Weights) addFile(path string, wanted []string) error {
 		return err
 	}
 	w.closers = append(w.closers, f.Close)
+	if err := holds(f, wanted); err != nil {
+		return err
+	}
+	for name, v := range f.All() {
+		w.add(wanted, View{Name: name, DType: v.DType, Shape: v.Shape, src: mapped{f, v}})
+	}
+	return nil
+}
+
+// addPickle is addFile for PyTorch's files.
+func (w *Weights) addPickle(path string, wanted []string) error {
+	f, err := pickle.Open(path)
+	if err != nil {
+		return err
+	}
+	w.closers = append(w.closers, f.Close)
+	if err := holds(f, wanted); err != nil {
+		return err
+	}
+	for name, t := range f.All() {
+		w.add(wanted, View{Name: name, DType: t.DType, Shape: t.Shape, src: pickled{name, t}})
+	}
+	return nil
+}
+
+// holds checks that a file has the tensors that an index promises.
+func holds(f interface{ Has(string) bool }, wanted []string) error {
 	for _, name := range wanted {
 		if !f.Has(name) {
 			return fmt.Errorf("it holds no tensor %q", name)
 		}
 	}
-	for name, v := range f.All() {
-		if wanted != nil {
-			if _, ok := slices.BinarySearch(wanted, name); !ok {
-				continue
-			}
-		}
-		w.names = append(w.names, name)
-		w.views[name] = View{Name: name, DType: v.DType, Shape: v.Shape, src: mapped{f, v}}
-	}
 	return nil
+}
+
+// add adds a tensor if it is wanted; wanted is sorted, nil wants all.
+func (w *Weights) add(wanted []string, v View) {
+	if wanted != nil {
+		if _, ok := slices.BinarySearch(wanted, v.Name); !ok {
+			return
+		}
+	}
+	w.names = append(w.names, v.Name)
+	w.views[v.Name] = v
 }
 
 // Names lists the tensors: file by file, in the order in which they are stored.

@@ -117,7 +117,7 @@ func TestOpenWeightsRefuses(t *testing.T) {
 	}
 	check("has neither model.safetensors nor model.safetensors.index.json")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "pytorch_model.bin"), nil, 0o600))
-	check("save the model as safetensors first")
+	check("pytorch_model.bin: this is no file of torch.save")
 	index("{\n}")
 	check("weight_map is missing or empty")
 	index("{\n,}")
@@ -192,4 +192,39 @@ func TestReadFloat32(t *testing.T) {
 	require.NoError(t, err)
 	_, err = v.Rows(0, 1)
 	require.ErrorContains(t, err, "not a whole number of bytes")
+}
+
+func TestOpenWeightsOfPyTorchGolden(t *testing.T) {
+	dir := t.TempDir()
+	data, err := os.ReadFile(filepath.Join("..", "testdata", "torch", "tensors.pt"))
+	require.NoError(t, err)
+	read := func(want ...string) {
+		t.Helper()
+		w, err := OpenWeights(dir)
+		require.NoError(t, err)
+		defer w.Close()
+		require.Subset(t, w.Names(), want)
+		v, err := w.Tensor("bfloat16")
+		require.NoError(t, err)
+		got := make([]float32, 3)
+		require.NoError(t, v.ReadFloat32(got, 1, 2))
+		require.Equal(t, []float32{4, 5, 6}, got)
+		require.NoError(t, v.Release(0, 2))
+		b, err := v.Rows(0, 1)
+		require.NoError(t, err)
+		require.Len(t, b, 6)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, PickleName), data, 0o600))
+	read("float32", "bfloat16", "transposed")
+
+	require.NoError(t, os.Rename(filepath.Join(dir, PickleName), filepath.Join(dir, "pytorch_model-00001-of-00001.bin")))
+	index := func(name string) {
+		text := `{"weight_map": {"` + name + `": "pytorch_model-00001-of-00001.bin"}}`
+		require.NoError(t, os.WriteFile(filepath.Join(dir, PickleIndexName), []byte(text), 0o600))
+	}
+	index("bfloat16")
+	read("bfloat16")
+	index("absent")
+	_, err = OpenWeights(dir)
+	require.ErrorContains(t, err, `it holds no tensor "absent"`)
 }

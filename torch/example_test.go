@@ -58,12 +58,13 @@ type clippedReLU struct{}
 
 func (clippedReLU) Forward(ctx *torch.FunctionContext, in []*torch.Tensor) []*torch.Tensor {
 	ctx.Save(in[0])
+	ctx.SetValue(1.0) // anything that is no tensor
 	return []*torch.Tensor{in[0].Clamp(0, 1)}
 }
 
 func (clippedReLU) Backward(ctx *torch.FunctionContext, grads []*torch.Tensor) ([]*torch.Tensor, error) {
-	x := ctx.Saved()[0]
-	inside := x.GtScalar(0).LogicalAnd(x.LtScalar(1))
+	x, limit := ctx.Saved()[0], ctx.Value().(float64)
+	inside := x.GtScalar(0).LogicalAnd(x.LtScalar(limit))
 	return []*torch.Tensor{grads[0].Mul(inside)}, nil
 }
 

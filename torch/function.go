@@ -20,6 +20,8 @@ type Function interface {
 type FunctionContext struct {
 	saved []*Tensor // bound to scope
 	scope *Scope
+	needs []bool
+	value any
 }
 
 // Save keeps tensors for Backward; nil stays nil. Autograd treats them as it treats what its own operators save: saved-tensor
@@ -28,6 +30,15 @@ func (c *FunctionContext) Save(tensors ...*Tensor) { c.saved = append(c.saved, t
 
 // Saved gives the saved tensors in Backward.
 func (c *FunctionContext) Saved() []*Tensor { return c.saved }
+
+// SetValue keeps anything but tensors for Backward: sizes, settings, a generator's seed.
+func (c *FunctionContext) SetValue(v any) { c.value = v }
+
+// Value gives in Backward what Forward gave to SetValue, or nil.
+func (c *FunctionContext) Value() any { return c.value }
+
+// NeedsInputGrad tells whether anybody wants the gradient of input i. Backward may give nil for the others.
+func (c *FunctionContext) NeedsInputGrad(i int) bool { return c.needs[i] }
 
 // Scope is the scope of the running call.
 func (c *FunctionContext) Scope() *Scope { return c.scope }
@@ -39,17 +50,18 @@ func Apply(f Function, in ...*Tensor) []*Tensor {
 	defer args.close()
 	ih := args.handles(in)
 	outer := args.scope
-	ctx := &FunctionContext{scope: NewScope(outer)}
+	ctx := &FunctionContext{scope: NewScope(outer), needs: make([]bool, len(in))}
 	defer ctx.scope.Close()
 	bound := make([]*Tensor, len(in))
 	for i, t := range in {
 		if t != nil {
 			bound[i] = t.In(ctx.scope)
+			ctx.needs[i] = t.RequiresGrad()
 		}
 	}
 	var out []*Tensor
 	NoGrad(func() { out = f.Forward(ctx, bound) })
-	wrapped, err := capi.RecordFunction(&functionNode{f: f, outputs: len(out)}, ih, args.handles(out), args.handles(ctx.saved))
+	wrapped, err := capi.RecordFunction(&functionNode{f: f, outputs: len(out), needs: ctx.needs, value: ctx.value}, ih, args.handles(out), args.handles(ctx.saved))
 	check(op, err)
 	return wrapAll(wrapped, outer)
 }
@@ -57,6 +69,8 @@ func Apply(f Function, in ...*Tensor) []*Tensor {
 type functionNode struct {
 	f       Function
 	outputs int
+	needs   []bool
+	value   any
 }
 
 func (n *functionNode) Call(_ capi.Event, in, out []int64) error {
@@ -66,7 +80,7 @@ func (n *functionNode) Call(_ capi.Event, in, out []int64) error {
 	for i, h := range in {
 		tensors[i] = wrapHandle(capi.Handle(h), s)
 	}
-	ctx := &FunctionContext{scope: s, saved: tensors[n.outputs:]}
+	ctx := &FunctionContext{scope: s, saved: tensors[n.outputs:], needs: n.needs, value: n.value}
 	var result []*Tensor
 	var err error
 	NoGrad(func() { result, err = n.f.Backward(ctx, tensors[:n.outputs:n.outputs]) })

@@ -13,7 +13,7 @@ var layers = []struct {
 }{
 	{"helpers without an opinion", []string{"internal"}},
 	{"the C ABI", []string{"internal/capi"}},
-	{"tensors", []string{"torch", "torch/aten", "torch/nn", "torch/optim"}},
+	{"tensors", []string{"torch", "torch/aten", "torch/nn", "torch/optim", "torch/amp"}},
 	{"attention", []string{"flashattn"}},
 	{"ranks", []string{"nccl", "dist"}},
 	{"sharding", []string{"fsdp"}},

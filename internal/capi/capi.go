@@ -263,6 +263,33 @@ func GradMode(set int) (bool, error) {
 	return v != 0, err
 }
 
+// PushInferenceMode turns inference mode on for the calling thread, until PopInferenceMode.
+func PushInferenceMode() error { return status(C.load_gf_inference_mode_push()) }
+
+// PopInferenceMode undoes the last PushInferenceMode of this thread.
+func PopInferenceMode() error { return status(C.load_gf_inference_mode_pop()) }
+
+// IsInference tells whether a tensor was made in inference mode.
+func IsInference(t Handle) (bool, error) {
+	v, err := result(C.load_gf_is_inference(C.int64_t(t)))
+	return v != 0, err
+}
+
+// PushAutocast turns autocast to dtype on for a device type on the calling thread, or off with dtype -1, until
+// PopAutocast.
+func PushAutocast(device, dtype int) error {
+	return status(C.load_gf_autocast_push(C.int64_t(device), C.int64_t(dtype)))
+}
+
+// PopAutocast undoes the last PushAutocast of this thread.
+func PopAutocast() error { return status(C.load_gf_autocast_pop()) }
+
+// AutocastDType is the dtype of autocast for a device type on the calling thread, -1 where it is off.
+func AutocastDType(device int) (int, error) {
+	v, err := result(C.load_gf_autocast_dtype(C.int64_t(device)))
+	return int(v), err
+}
+
 // AnomalyMode sets autograd's anomaly detection (0 off, 1 on, -1 only read) and returns the mode before.
 func AnomalyMode(set int) (bool, error) {
 	v, err := result(C.load_gf_anomaly_mode(C.int64_t(set)))

@@ -106,6 +106,12 @@ typedef struct gf_callbacks {
   X(gf_tensor_grad, (int64_t t), (t))                                                                                 \
   X(gf_tensor_set_grad, (int64_t t, int64_t grad), (t, grad))                                                         \
   X(gf_grad_mode, (int64_t set), (set))                                                                               \
+  X(gf_inference_mode_push, (void), ())                                                                               \
+  X(gf_inference_mode_pop, (void), ())                                                                                \
+  X(gf_is_inference, (int64_t t), (t))                                                                                \
+  X(gf_autocast_push, (int64_t device, int64_t dtype), (device, dtype))                                               \
+  X(gf_autocast_pop, (void), ())                                                                                      \
+  X(gf_autocast_dtype, (int64_t device), (device))                                                                    \
   X(gf_backward, (const int64_t* roots, const int64_t* grads, int64_t n, int64_t retain, int64_t create),            \
     (roots, grads, n, retain, create))                                                                                \
   X(gf_grad, (const int64_t* outputs, const int64_t* grads, int64_t n, const int64_t* inputs, int64_t n_in,          \

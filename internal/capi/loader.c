@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Resolves the functions of libgofsdp.so with dlsym and forwards to them. Nothing is linked: programs build, and
 // tools run, on machines that have no libtorch. A function the library lacks is an error at its call.
 #define _GNU_SOURCE

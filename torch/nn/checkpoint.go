@@ -13,6 +13,7 @@ import (
 // backward asks for runs the layer again, on detached copies of its inputs, with hooks that catch the tensors that
 // operations save, in the same order. When the last one is caught the recomputation stops: what the layer would still
 // compute (often its largest product) nobody needs. It stops by an error thrown out of the saving operation.
+// The recomputation runs under the Autocast regions of the first run, which has ended by then.
 // Randomness: the call's generator is set back to its state at the first run, and afterwards to where backward found it.
 //
 // A checkpointed layer inside another gives its inputs to the outer frame as if an operation had saved them, so the outer
@@ -30,6 +31,7 @@ type frame struct {
 	call      Call
 	inputs    []input
 	rng       *torch.Tensor
+	autocast  torch.AutocastState
 	generator *torch.Generator
 	outer     torch.SavedTensorHooks // of the checkpointed layer around this one, or nil
 
@@ -51,7 +53,7 @@ type input struct {
 }
 
 func checkpointed[In, Out any](l Layer[In, Out], c *Call, in In) Out {
-	f := &frame{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator, outer: c.saver}
+	f := &frame{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator, outer: c.saver, autocast: torch.CurrentAutocast()}
 	defer f.finish()
 	if c.Generator != nil {
 		f.rng = c.Generator.State()
@@ -225,7 +227,7 @@ func (f *frame) run() (err error) {
 	call.Recomputing, call.saver = true, (*catcher)(f)
 	err = torch.Try(func() {
 		torch.EnableGrad(func() {
-			torch.WithSavedTensorHooks((*catcher)(f), func() { f.forward(call, inputs) })
+			torch.WithSavedTensorHooks((*catcher)(f), func() { f.autocast.Do(func() { f.forward(call, inputs) }) })
 		})
 	})
 	if err != nil && !errors.Is(err, errStop) {

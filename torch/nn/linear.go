@@ -32,6 +32,9 @@ func NewLinear(in, out int64, bias bool, dtype torch.DType, device torch.Device)
 	return l
 }
 
+// ResetParameters draws PyTorch's initial values.
+func (l *Linear) ResetParameters(g *torch.Generator) { resetAffine(l.Weight, l.Bias, g) }
+
 // Features gives the sizes of the last dimension of inputs and outputs.
 func (l *Linear) Features() (in, out int64) { return l.Weight.shape[1], l.Weight.shape[0] }
 

@@ -29,6 +29,7 @@ type Param struct {
 	shape      []int64
 	lo, hi     int64
 	replicated bool
+	buffer     bool
 }
 
 // NewParam makes a parameter of t, which must be in no scope and may be on the meta device, to be loaded later.
@@ -47,6 +48,17 @@ func NewReplicatedParam(t *torch.Tensor) *Param {
 	p.replicated = true
 	return p
 }
+
+// NewBuffer makes a buffer of t: state that is saved with the model and that no optimiser updates, such as the running
+// statistics of a BatchNorm. It is frozen, and whole on every rank.
+func NewBuffer(t *torch.Tensor) *Param {
+	p := NewReplicatedParam(t)
+	p.buffer = true
+	return p
+}
+
+// Buffer tells whether p was made by NewBuffer.
+func (p *Param) Buffer() bool { return p.buffer }
 
 // Tensor is the parameter's current value, in no scope: the rows that this rank owns, or the whole while its unit is
 // gathered.
@@ -78,8 +90,9 @@ func (p *Param) Replicated() bool { return p.replicated }
 // Trainable tells whether the optimiser updates the parameter.
 func (p *Param) Trainable() bool { return p.trainable }
 
-// SetTrainable freezes or unfreezes the parameter.
+// SetTrainable freezes or unfreezes the parameter. Buffers stay frozen.
 func (p *Param) SetTrainable(on bool) {
+	on = on && !p.buffer
 	p.trainable = on
 	if p.tensor != nil && p.tensor.IsLeaf() {
 		p.tensor.SetRequiresGrad(on)

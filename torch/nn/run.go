@@ -60,6 +60,7 @@ type Hook interface {
 type Hooks struct {
 	hooks      []Hook
 	checkpoint bool
+	reentrant  bool
 }
 
 // LayerHooks makes an embedding struct a Layer.
@@ -82,6 +83,11 @@ func (h *Hooks) RemoveHook(hook Hook) {
 // there (the non-reentrant kind, through saved-tensor hooks).
 func (h *Hooks) SetCheckpoint(on bool) { h.checkpoint = on }
 
+// SetCheckpointReentrant chooses the re-entrant kind of activation checkpointing: backward calls Backward inside itself.
+// It costs no saved-tensor hooks, computes the whole layer again, and needs an input that requires grad; see
+// EnableInputRequireGrads. SetCheckpoint switches checkpointing itself.
+func (h *Hooks) SetCheckpointReentrant(on bool) { h.reentrant = on }
+
 // Run calls a layer: its temporaries die when it returns, its outputs belong to c.Scope.
 //
 // Note [One thread per forward]
@@ -101,10 +107,13 @@ func Run[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 		in = replaceTensors(in, hook.BeforeForward(inner, tensorsOf(in)))
 	}
 	var out Out
-	if h.checkpoint && c.Training && torch.GradEnabled() {
-		out = checkpointed(l, inner, in)
-	} else {
+	switch {
+	case !h.checkpoint || !c.Training || !torch.GradEnabled():
 		out = l.Forward(inner, in)
+	case h.reentrant:
+		out = checkpointedReentrant(l, inner, in)
+	default:
+		out = checkpointed(l, inner, in)
 	}
 	for i := len(h.hooks) - 1; i >= 0; i-- {
 		out = replaceTensors(out, h.hooks[i].AfterForward(inner, tensorsOf(out)))
