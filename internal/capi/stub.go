@@ -45,6 +45,9 @@ const (
 	TagDevice     = int64(10)
 	TagGenerator  = int64(11)
 	TagDefault    = int64(12)
+	TagComplex    = int64(13)
+	TagScalarList = int64(14)
+	TagStringList = int64(15)
 )
 
 // Error is a failure reported by the library.
@@ -75,6 +78,9 @@ func NumThreads() (int, error) { return 0, errNoCgo }
 // TestThrow makes the library throw one kind of C++ exception; tests prove with it that none leaves the C ABI.
 func TestThrow(what int) error { return errNoCgo }
 
+// TestMul multiplies two tensors n times in C++; benchmarks compare calls from Go with it.
+func TestMul(a, b Handle, n int) error { return errNoCgo }
+
 // FindOp looks an operator up. argNames (comma separated) is the order in which CallOp will pass arguments; empty means
 // the order of the running library's schema.
 func FindOp(name, overload, argNames string) (Handle, error) { return 0, errNoCgo }
@@ -82,11 +88,18 @@ func FindOp(name, overload, argNames string) (Handle, error) { return 0, errNoCg
 // OpSchema prints the schema of an operator as the running library declares it.
 func OpSchema(name, overload string) (s string, err error) { return "", errNoCgo }
 
-// CallOp runs an operator on a value stream and returns the stream of results, in rets if it fits.
+// ListOps prints the schema of every operator of the running library, one a line, sorted.
+func ListOps() (string, error) { return "", errNoCgo }
+
+// CallOp runs an operator on a value stream and returns the stream of results, in rets if it fits. Where rets is nil, the
+// results are dropped.
 func CallOp(op Handle, args, rets []int64) ([]int64, error) { return nil, errNoCgo }
 
 // Free releases a tensor handle.
 func Free(t Handle) {}
+
+// FreeAll releases tensor handles.
+func FreeAll(list []Handle) {}
 
 // Alias gives a second handle of the same tensor.
 func Alias(t Handle) (Handle, error) { return 0, errNoCgo }
