@@ -117,6 +117,17 @@ func TestRenderErrors(t *testing.T) {
 		`{% include 'x' %}`:                                                 `"include"`,
 		"{{" + strings.Repeat("(", 9999) + strings.Repeat(")", 9999) + "}}": "deeper than",
 		`{{ {1: 2} }}`: "only strings",
+		`{% set n = namespace(s="ab") %}{% for a in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}`:                    "exceeds 64 MiB",
+		`{% set n = namespace(s="ab") %}{% for a in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}`:                    "exceeds 64 MiB",
+		`{% set n = namespace(s="ab") %}{% for a in range(60) %}{% set n.s = "%s%s" % (n.s, n.s) %}{% endfor %}`:          "exceeds 64 MiB",
+		`{% set n = namespace(s="ab") %}{% for a in range(60) %}{% set n.s = n.s|replace("a", n.s) %}{% endfor %}`:        "exceeds 64 MiB",
+		`{% set n = namespace(s="ab") %}{% for a in range(60) %}{% set n.s = [n.s, n.s]|join(n.s) %}{% endfor %}`:         "exceeds 64 MiB",
+		`{% set n = namespace(s=[1]) %}{% for a in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}`:                     "exceeds 64 MiB",
+		`{% set n = namespace(s=[1]) %}{% for a in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}`:           "exceeds 64 MiB",
+		`{% set n = namespace(s=[1]) %}{% for a in range(60) %}{% set n.s = {"x": n.s, "y": n.s} %}{% endfor %}{{ n.s }}`: "exceeds 64 MiB",
+		`{% set n = namespace(s=[1]) %}{% for a in range(999) %}{% set n.s = [n.s] %}{% endfor %}{{ n.s }}`:               "nested deeper than 200",
+		`{% set s = "a" * 1000000 %}{% for a in range(99999) %}{% set b = s ~ a %}{% endfor %}`:                           "more than 1024 MiB of values",
+		`{{ ("\n" * 1000000)|indent(1000) }}`:                                            "exceeds 64 MiB",
 		`{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}`: "too many steps",
 	} {
 		tpl, err := NewWithWarning(source, nil, nil)

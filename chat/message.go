@@ -55,6 +55,8 @@ func (m *Message) UnmarshalJSON(data []byte) error {
 			return fmt.Errorf("chat: message: role must be a string, got %v", f.Value)
 		case f.Name == "content" && isString:
 			m.Content = s
+		case f.Name == "content" && !isContent(f.Value):
+			return fmt.Errorf("chat: message: content must be a string, a list of parts or null, got %v", f.Value)
 		default:
 			m.Extra = append(m.Extra, f)
 		}
@@ -63,6 +65,12 @@ func (m *Message) UnmarshalJSON(data []byte) error {
 		return errors.New("chat: message: no role")
 	}
 	return nil
+}
+
+// isContent tells whether a value that is no string may be a message's content: a list of parts, or null beside tool calls.
+func isContent(v any) bool {
+	_, parts := v.([]any)
+	return parts || v == nil
 }
 
 // MarshalJSON writes role, content and the extra fields, in this order.

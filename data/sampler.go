@@ -3,6 +3,7 @@ package data
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 )
@@ -70,6 +71,8 @@ func NewSampler(cfg SamplerConfig) (*Sampler, error) {
 		return nil, fmt.Errorf("data: sampler: there are %d rows", cfg.Rows)
 	case cfg.BatchSize <= 0:
 		return nil, fmt.Errorf("data: sampler: the batch size is %d", cfg.BatchSize)
+	case cfg.World > 0 && cfg.BatchSize > math.MaxInt32/cfg.World:
+		return nil, fmt.Errorf("data: sampler: a step of %d ranks with batch size %d is more than %d rows", cfg.World, cfg.BatchSize, math.MaxInt32)
 	case cfg.World < 0 || cfg.Rank < 0 || cfg.Rank >= cfg.World:
 		return nil, fmt.Errorf("data: sampler: rank %d of %d", cfg.Rank, cfg.World)
 	case cfg.Lengths != nil && len(cfg.Lengths) != cfg.Rows:
@@ -109,7 +112,7 @@ func (s *Sampler) Next() []int {
 	n, batch := s.cfg.Rows, s.cfg.BatchSize
 	order := s.epoch(s.pos.Epoch)
 	wrap := s.cfg.Tail == TailWrap && s.cfg.World > 1
-	rows := make([]int, 0, batch)
+	rows := make([]int, 0, min(batch, n))
 	for i := s.pos.Index + s.cfg.Rank*batch; len(rows) < batch && (i < n || wrap); i++ {
 		rows = append(rows, order[i%n])
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"testing"
 	"time"
 
@@ -153,6 +154,7 @@ func TestSamplerRefusesBadConfigs(t *testing.T) {
 		"there are 0 rows":       {BatchSize: 1},
 		"batch size is 0":        {Rows: 1},
 		"rank 2 of 2":            {Rows: 1, BatchSize: 1, World: 2, Rank: 2},
+		"ranks with batch size":  {Rows: 1, BatchSize: math.MaxInt, World: 2},
 		"lengths for 1 rows":     {Rows: 1, BatchSize: 1, Lengths: []int{1, 2}},
 		"drop_last leaves no ba": {Rows: 1, BatchSize: 2, Tail: data.TailDrop},
 	} {

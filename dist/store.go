@@ -66,11 +66,11 @@ func Connect(ctx context.Context, env Env, timeout time.Duration) (*Store, error
 		return nil, fmt.Errorf("dist: rank %d: connect to the store at %s:%d: %w", env.Rank, env.MasterAddr, env.MasterPort, context.Cause(ctx))
 	}
 	if r.err != nil {
-		what := "connect to"
+		what, hint := "connect to", "is rank 0 running, and are MASTER_ADDR and MASTER_PORT right?"
 		if server {
-			what = "serve"
+			what, hint = "serve", "where another program has the port, choose another one (MASTER_PORT, main_process_port)"
 		}
-		return nil, fmt.Errorf("dist: rank %d of %d: %s the store at %s:%d: %w", env.Rank, env.WorldSize, what, env.MasterAddr, env.MasterPort, r.err)
+		return nil, fmt.Errorf("dist: rank %d of %d: %s the store at %s:%d: %w (%s)", env.Rank, env.WorldSize, what, env.MasterAddr, env.MasterPort, r.err, hint)
 	}
 	root := &Store{h: r.h, rank: env.Rank, size: env.WorldSize, server: server}
 	s, err := root.Prefix("attempt-" + strconv.Itoa(env.RestartCount))

@@ -228,3 +228,23 @@ func TestOpenWeightsOfPyTorchGolden(t *testing.T) {
 	_, err = OpenWeights(dir)
 	require.ErrorContains(t, err, `it holds no tensor "absent"`)
 }
+
+func TestCheckRefusesAConfigurationOfAnotherModel(t *testing.T) {
+	m, err := Open(goldens + "tiny/plain")
+	require.NoError(t, err)
+	defer m.Close()
+	require.NoError(t, m.Weights.Check(m.Config))
+	for want, change := range map[string]func(c *Config){
+		"has 1099511627776 layers":                            func(c *Config) { c.NumHiddenLayers = 1 << 40 },
+		`"model.layers.2.self_attn.q_proj.weight" is missing`: func(c *Config) { c.NumHiddenLayers = 3 },
+		"in the configuration, which has 1 layers":            func(c *Config) { c.NumHiddenLayers = 1 },
+		"the configuration needs [4611686018427387904 64]":    func(c *Config) { c.VocabSize = 1 << 62 },
+		`"model.layers.0.self_attn.q_proj.bias" is missing`:   func(c *Config) { c.AttentionBias = true },
+	} {
+		c := *m.Config
+		change(&c)
+		err := m.Weights.Check(&c)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "tiny/plain do not fit config.json")
+	}
+}

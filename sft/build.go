@@ -46,6 +46,9 @@ func Build(ctx context.Context, dir string, g dist.Group, o ModelOptions) (*Buil
 		return nil, err
 	}
 	defer weights.Close()
+	if err := weights.Check(cfg); err != nil {
+		return nil, err
+	}
 	options := llama.Options{DType: torch.Float32}
 	if o.LoRA != nil { // the tables stay frozen, as narrow as they are stored
 		options.TableDType = storedDType(weights, "model.embed_tokens.weight")

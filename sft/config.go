@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/peft"
+	"github.com/gofsdp/gofsdp/sft/schedule"
 )
 
 // Config are the settings of a run, under the names that TrainingArguments, TRL's SFTConfig and PEFT's training script
@@ -75,40 +76,73 @@ func DefaultConfig() Config {
 	}
 }
 
+// maxRows bounds the rows of a batch, far above what any memory holds.
+const maxRows = 1 << 20
+
 // Validate reports every fault of the settings together.
 func (c *Config) Validate() error {
 	var faults []error
 	bad := func(format string, args ...any) { faults = append(faults, fmt.Errorf("sft: "+format, args...)) }
-	positive := func(name string, v int) {
-		if v < 1 {
-			bad("%s is %d, must be at least 1", name, v)
+	for _, v := range []struct {
+		name         string
+		value        int
+		least, limit int
+	}{
+		{"max_length", c.MaxLength, 1, math.MaxInt32},
+		{"per_device_train_batch_size", c.TrainBatchSize, 1, maxRows},
+		{"per_device_eval_batch_size", c.EvalBatchSize, 1, maxRows},
+		{"gradient_accumulation_steps", c.AccumulateSteps, 1, math.MaxInt32},
+		{"ddp_timeout", c.DDPTimeout, 1, math.MaxInt32},
+		{"pad_to_multiple_of", c.PadToMultipleOf, 0, math.MaxInt32},
+		{"logging_steps", c.LoggingSteps, 0, math.MaxInt},
+		{"eval_steps", c.EvalSteps, 0, math.MaxInt},
+	} {
+		switch {
+		case v.value < v.least:
+			bad("%s is %d, must be at least %d", v.name, v.value, v.least)
+		case v.value > v.limit:
+			bad("%s is %d, must be at most %d", v.name, v.value, v.limit)
 		}
 	}
-	positive("max_length", c.MaxLength)
-	positive("per_device_train_batch_size", c.TrainBatchSize)
-	positive("per_device_eval_batch_size", c.EvalBatchSize)
-	positive("gradient_accumulation_steps", c.AccumulateSteps)
-	positive("ddp_timeout", c.DDPTimeout)
-	if c.MaxSteps < 1 && !(c.NumTrainEpochs > 0) {
-		bad("num_train_epochs is %v and max_steps is %d: one of them must be positive", c.NumTrainEpochs, c.MaxSteps)
+	if c.MaxSteps < 1 && !(c.NumTrainEpochs > 0 && c.NumTrainEpochs <= math.MaxInt32) {
+		bad("num_train_epochs is %v and max_steps is %d: one of them must be positive, and epochs at most %d", c.NumTrainEpochs, c.MaxSteps, math.MaxInt32)
 	}
-	if !(c.LearningRate >= 0) || math.IsInf(c.LearningRate, 0) {
-		bad("learning_rate is %v", c.LearningRate)
+	for _, v := range []struct {
+		name  string
+		value float64
+	}{
+		{"learning_rate", c.LearningRate}, {"warmup_steps", c.WarmupSteps}, {"weight_decay", c.WeightDecay},
+		{"adam_epsilon", c.AdamEpsilon}, {"max_grad_norm", c.MaxGradNorm},
+	} {
+		if !(v.value >= 0) || math.IsInf(v.value, 0) { // NaN compares as false
+			bad("%s is %v, must be a finite number and not negative", v.name, v.value)
+		}
 	}
-	if c.MaxGradNorm < 0 {
-		bad("max_grad_norm is %v, must not be negative", c.MaxGradNorm)
+	for _, v := range []struct {
+		name  string
+		value float64
+	}{{"adam_beta1", c.AdamBeta1}, {"adam_beta2", c.AdamBeta2}, {"lora_dropout", c.LoRADropout}} {
+		if !(v.value >= 0 && v.value < 1) {
+			bad("%s is %v, must be in [0, 1)", v.name, v.value)
+		}
 	}
-	if c.LoRADropout < 0 || c.LoRADropout >= 1 {
-		bad("lora_dropout is %v, must be in [0, 1)", c.LoRADropout)
+	if !(c.WarmupRatio >= 0 && c.WarmupRatio <= 1) {
+		bad("warmup_ratio is %v, must be in [0, 1]", c.WarmupRatio)
 	}
-	if c.UseLoRA {
-		positive("lora_r", c.LoRAR)
+	if !slices.Contains(schedule.Names(), c.LRSchedulerType) {
+		bad("lr_scheduler_type is %q, must be one of %s", c.LRSchedulerType, strings.Join(schedule.Names(), ", "))
+	}
+	if c.UseLoRA && c.LoRAR < 1 {
+		bad("lora_r is %d, must be at least 1", c.LoRAR)
+	}
+	if c.UseLoRA && (math.IsNaN(c.LoRAAlpha) || math.IsInf(c.LoRAAlpha, 0)) {
+		bad("lora_alpha is %v, must be a finite number", c.LoRAAlpha)
 	}
 	if c.Use4Bit && !c.UseLoRA {
 		bad("use_4bit_quantization needs use_peft_lora: 4-bit weights cannot be trained")
 	}
-	if c.SaveStrategy == "steps" && !(c.SaveSteps > 0) {
-		bad("save_steps is %v, must be positive", c.SaveSteps)
+	if c.SaveStrategy == "steps" && !(c.SaveSteps > 0 && c.SaveSteps <= math.MaxInt32) {
+		bad("save_steps is %v, must be positive and at most %d", c.SaveSteps, math.MaxInt32)
 	}
 	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.EvalStrategy) {
 		bad("eval_strategy is %q, must be no, steps or epoch", c.EvalStrategy)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/chat"
 	"github.com/gofsdp/gofsdp/data"
@@ -18,6 +19,7 @@ import (
 type text struct {
 	tokenizer *tokenizer.Tokenizer
 	template  *chat.Template // nil where the model has none
+	vocab     int            // of the model
 }
 
 func loadText(dir string) (*text, error) {
@@ -132,6 +134,12 @@ func (t *text) examples(ctx context.Context, path string, limit int, c *Config) 
 	list, stats, err := data.Tokenise(ctx, rows, t.encoders(), opts)
 	if err != nil {
 		return nil, stats, fmt.Errorf("sft: %w", err)
+	}
+	for i, ex := range list {
+		ids := slices.Concat(ex.IDs, slices.DeleteFunc(slices.Clone(ex.Labels), func(l int32) bool { return l == data.IgnoreIndex }))
+		if err := t.tokenizer.CheckIDs(ids, t.vocab); err != nil {
+			return nil, stats, fmt.Errorf("sft: %s, example %d: %w", path, i, err)
+		}
 	}
 	return list, stats, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/peft"
 	"github.com/gofsdp/gofsdp/quant"
 	"github.com/gofsdp/gofsdp/sft/schedule"
@@ -187,6 +188,9 @@ func (r *run) loadData() error {
 		if r.text, err = loadText(r.c.ModelNameOrPath); err != nil {
 			return err
 		}
+		if err := r.fits(); err != nil {
+			return err
+		}
 		var stats data.Stats
 		if r.train, stats, err = r.text.examples(r.ctx, files.train, r.c.MaxTrainSamples, &r.c); err != nil {
 			return err
@@ -210,6 +214,24 @@ func (r *run) loadData() error {
 		return nil
 	}()
 	return agree(r.work, r.group, err)
+}
+
+// fits compares the settings with the model's, before the time for tokenising and loading is spent.
+func (r *run) fits() error {
+	cfg, err := modelio.ReadConfig(r.c.ModelNameOrPath)
+	if err != nil {
+		return err
+	}
+	r.text.vocab = cfg.VocabSize
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"max_length", r.c.MaxLength}, {"pad_to_multiple_of", r.c.PadToMultipleOf}} {
+		if limit := cfg.MaxPositionEmbeddings; f.value > limit {
+			return fmt.Errorf("sft: %s is %d, but the model of %s takes at most %d tokens (max_position_embeddings)", f.name, f.value, r.c.ModelNameOrPath, limit)
+		}
+	}
+	return nil
 }
 
 func (r *run) build() error {
@@ -288,10 +310,12 @@ func (r *run) sampler(examples data.Examples, batch int, evaluation bool) (*data
 
 func (r *run) collate() data.CollateOptions {
 	o := data.CollateOptions{PadToMultipleOf: r.c.PadToMultipleOf}
-	if pad, ok := r.text.tokenizer.PAD(); ok {
+	pad, ok := r.text.tokenizer.PAD()
+	if !ok || int(pad) >= r.text.vocab { // a padding token that was added later may have no embedding
+		pad, ok = r.text.tokenizer.EOS()
+	}
+	if ok && int(pad) < r.text.vocab {
 		o.PadID = pad
-	} else if eos, ok := r.text.tokenizer.EOS(); ok {
-		o.PadID = eos
 	}
 	return o
 }

@@ -256,6 +256,29 @@ func TestResumeAtAnotherWorldSize(t *testing.T) {
 	}
 }
 
+func TestResumeRefusesOtherSettings(t *testing.T) {
+	model, data := tinyModel(t), tinyData(t)
+	c := config(model, data, t.TempDir())
+	run(t, 1, c)
+	c.Resume = filepath.Join(c.OutputDir, "checkpoint-4")
+	for want, change := range map[string]func(c *sft.Config){
+		"seed: 7 here":                       func(c *sft.Config) { c.Seed = 7 },
+		"rows of training data: 3 here":      func(c *sft.Config) { c.MaxTrainSamples = 3 },
+		"lora_alpha: 99 here":                func(c *sft.Config) { c.LoRAAlpha = 99 },
+		"use_rslora: true here, false in":    func(c *sft.Config) { c.UseRSLoRA = true },
+		"use_4bit_quantization: false here":  func(c *sft.Config) { c.Use4Bit = false },
+		"use_nested_quant: false here":       func(c *sft.Config) { c.NestedQuant = false },
+		"group_by_length: true here":         func(c *sft.Config) { c.GroupByLength = true },
+		"use_peft_lora: false here, true in": func(c *sft.Config) { c.UseLoRA, c.Use4Bit = false, false },
+	} {
+		other := c
+		change(&other)
+		_, _, errs := ranks(t, 1, func(int) sft.Config { return other }, nil)
+		require.ErrorContains(t, errs[0], want, want)
+		require.ErrorContains(t, errs[0], "checkpoint-4")
+	}
+}
+
 func TestStopOnRequestSavesAndGoesOn(t *testing.T) {
 	model, data := tinyModel(t), tinyData(t)
 	whole, parts := t.TempDir(), t.TempDir()
@@ -315,6 +338,13 @@ func TestFaultsAreNamedOnEveryRank(t *testing.T) {
 	broken := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(broken, "train.jsonl"), []byte(`{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}
 {"messages":[{"role":"user","content":`), 0o666))
+	foreign := filepath.Join(t.TempDir(), "ids.jsonl")
+	require.NoError(t, os.WriteFile(foreign, []byte(`{"input_ids":[1,2,99999]}`), 0o666))
+	shallow := tinyModel(t)
+	fewer, err := modelio.ReadConfig(shallow)
+	require.NoError(t, err)
+	fewer.NumHiddenLayers--
+	require.NoError(t, modelio.WriteConfig(shallow, fewer))
 	halved := tinyModel(t) // one rank fails while the other waits for its part of the scales
 	weights, err := safetensors.Create(filepath.Join(halved, modelio.WeightsName), nil, nil)
 	require.NoError(t, err)
@@ -328,6 +358,9 @@ func TestFaultsAreNamedOnEveryRank(t *testing.T) {
 		{"no data", func(c *sft.Config, _ int) { c.DatasetName = "/no/such/data" }, "/no/such/data"},
 		{"truncated data", func(c *sft.Config, _ int) { c.DatasetName = broken }, "train.jsonl:2:"},
 		{"too long", func(c *sft.Config, _ int) { c.MaxLength = 97 }, "max_position_embeddings"},
+		{"padded too long", func(c *sft.Config, _ int) { c.PadToMultipleOf = 97 }, "pad_to_multiple_of is 97"},
+		{"a token without an embedding", func(c *sft.Config, _ int) { c.DatasetName = foreign }, `id 99999, for which a model with a vocab_size of`},
+		{"a layer that the configuration leaves out", func(c *sft.Config, _ int) { c.ModelNameOrPath = shallow }, "num_hidden_layers"},
 		{"no eval split", func(c *sft.Config, _ int) { c.DatasetName = filepath.Join(data, "train.jsonl") }, "eval.jsonl"},
 		{"no such layer", func(c *sft.Config, _ int) { c.LoRATargets = []string{"w1"} }, "w1"},
 		{"no such schedule", func(c *sft.Config, _ int) { c.LRSchedulerType = "square" }, "square"},

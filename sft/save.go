@@ -26,6 +26,40 @@ type trainerState struct {
 	MaxSteps int           `json:"max_steps"`
 	Position data.Position `json:"data_position"`
 	Seed     int64         `json:"seed"`
+	// Settings are those that the rest of the run must share with its beginning.
+	Settings map[string]string `json:"settings"`
+}
+
+// setting is a value that a resumed run may not change without changing what it computes.
+type setting struct{ name, value string }
+
+// settled lists what a checkpoint does not hold itself, but depends on: the order of the data, the scale of the adapters
+// and the form of the frozen weights.
+func (r *run) settled() []setting {
+	c := &r.c
+	list := []setting{
+		{"seed", fmt.Sprint(c.Seed)}, {"rows of training data", fmt.Sprint(len(r.train))}, {"packing", fmt.Sprint(c.Packing)},
+		{"group_by_length", fmt.Sprint(c.GroupByLength)}, {"use_peft_lora", fmt.Sprint(c.UseLoRA)},
+	}
+	if c.UseLoRA {
+		list = append(list, setting{"lora_alpha", fmt.Sprint(c.LoRAAlpha)}, setting{"use_rslora", fmt.Sprint(c.UseRSLoRA)},
+			setting{"use_4bit_quantization", fmt.Sprint(c.Use4Bit)})
+	}
+	if c.Use4Bit {
+		list = append(list, setting{"bnb_4bit_quant_type", c.QuantType}, setting{"use_nested_quant", fmt.Sprint(c.NestedQuant)})
+	}
+	return list
+}
+
+// check compares the settings of a checkpoint with this run's. Older checkpoints lack some.
+func (s *trainerState) check(now []setting) error {
+	var faults []error
+	for _, n := range now {
+		if was, ok := s.Settings[n.name]; ok && was != n.value {
+			faults = append(faults, fmt.Errorf("%s: %s here, %s in the checkpoint; resume with what it began with, or start anew", n.name, n.value, was))
+		}
+	}
+	return errors.Join(faults...)
 }
 
 // entries are the tensors of a checkpoint. Frozen weights are not among them: they are in the model folder.
@@ -45,9 +79,13 @@ func (r *run) save() error {
 	rng := r.trainer.Generator.State()
 	defer rng.Free()
 	step := r.trainer.StepsDone()
+	settings := map[string]string{}
+	for _, s := range r.settled() {
+		settings[s.name] = s.value
+	}
 	dir, err := checkpoint.Save(r.work, r.group, r.c.OutputDir, step, checkpoint.Snapshot{
 		Model: model, Optimizer: optimizer, RankState: []checkpoint.Entry{checkpoint.Whole("rng", rng)},
-		Trainer: trainerState{Step: step, MaxSteps: r.steps, Position: r.position, Seed: r.c.Seed},
+		Trainer: trainerState{Step: step, MaxSteps: r.steps, Position: r.position, Seed: r.c.Seed, Settings: settings},
 	}, checkpoint.SaveOptions{TotalLimit: r.c.SaveTotalLimit})
 	if err != nil {
 		return fmt.Errorf("sft: save step %d: %w", step, err)
@@ -104,6 +142,9 @@ func (r *run) restore(dir string) error {
 	var state trainerState
 	if err := c.ReadTrainer(&state); err != nil {
 		return fmt.Errorf("sft: resume: %w", err)
+	}
+	if err := state.check(r.settled()); err != nil {
+		return fmt.Errorf("sft: resume %s: %w", dir, err)
 	}
 	r.trainer.Optimizer.InitState()
 	model, optimizer, err := r.entries()

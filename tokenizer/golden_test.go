@@ -113,3 +113,12 @@ func small(t testing.TB, name string) (*Tokenizer, []textCase) {
 	require.NoError(t, err)
 	return tok, file.Cases
 }
+
+func TestCheckIDs(t *testing.T) {
+	tok := smol(t)
+	ids, err := tok.Encode("a<|im_end|>", EncodeOptions{})
+	require.NoError(t, err)
+	require.NoError(t, tok.CheckIDs(ids, tok.VocabSize()))
+	require.ErrorContains(t, tok.CheckIDs(ids, 2), `token 0 is "a" with id`)
+	require.ErrorContains(t, tok.CheckIDs([]int32{-1}, 2), "id -1, for which a model with a vocab_size of 2 has no embedding")
+}

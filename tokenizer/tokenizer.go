@@ -245,6 +245,19 @@ func invalidUTF8(s string) int {
 // of rows an embedding needs.
 func (t *Tokenizer) VocabSize() int { return len(t.tokens) }
 
+// CheckIDs makes sure that a model whose vocabulary has vocab rows (vocab_size) has an embedding for every id. Tokenizers
+// with tokens that were added after training may have more.
+func (t *Tokenizer) CheckIDs(ids []int32, vocab int) error {
+	for i, id := range ids {
+		if id >= 0 && int(id) < vocab {
+			continue
+		}
+		text, _ := t.Token(id)
+		return fmt.Errorf("tokenizer: token %d is %q with id %d, for which a model with a vocab_size of %d has no embedding", i, text, id, vocab)
+	}
+	return nil
+}
+
 // TokenID returns the id of a token by its spelling in the vocabulary.
 func (t *Tokenizer) TokenID(token string) (int32, bool) {
 	id, ok := t.ids[token]

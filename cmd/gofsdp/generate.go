@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"runtime"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gofsdp/gofsdp/chat"
 	"github.com/gofsdp/gofsdp/dist"
@@ -43,21 +45,50 @@ type generateCmd struct {
 	NestedQuant bool   `name:"use_nested_quant" negatable:"" help:"Quantise the scales of the 4-bit weights as well."`
 }
 
+// Validate reports the faults of the flags together; kong calls it.
+func (c *generateCmd) Validate() error {
+	var faults []error
+	bad := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if c.MaxNewTokens < 1 {
+		bad("max_new_tokens is %d, must be at least 1", c.MaxNewTokens)
+	}
+	if !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0) { // NaN compares as false
+		bad("temperature is %v, must be a finite number and not negative", c.Temperature)
+	}
+	if !(c.TopP > 0 && c.TopP <= 1) {
+		bad("top_p is %v, must be in (0, 1]", c.TopP)
+	}
+	if c.TopK < 0 {
+		bad("top_k is %d, must not be negative", c.TopK)
+	}
+	return errors.Join(faults...)
+}
+
 // Run writes the model's answer to standard output as it comes, and its speed to standard error.
 func (c *generateCmd) Run(ctx context.Context) error {
 	tok, err := tokenizer.Load(c.Model)
 	if err != nil {
 		return err
 	}
-	prompt, err := c.encode(tok)
+	ids, err := c.encode(tok)
 	if err != nil {
 		return fmt.Errorf("generate: %w", err)
+	}
+	prompt := make([]int64, len(ids))
+	for i, id := range ids {
+		prompt[i] = int64(id)
 	}
 	files, err := modelio.Open(c.Model)
 	if err != nil {
 		return err
 	}
 	defer files.Close()
+	if err := files.Weights.Check(files.Config); err != nil {
+		return err
+	}
+	if err := tok.CheckIDs(ids, files.Config.VocabSize); err != nil {
+		return fmt.Errorf("generate: %s: %w", c.Model, err)
+	}
 	limit := files.Config.MaxPositionEmbeddings
 	if len(prompt) >= limit {
 		return fmt.Errorf("generate: the prompt has %d tokens, but the model of %s takes at most %d, answer included (max_position_embeddings)", len(prompt), c.Model, limit)
@@ -137,10 +168,7 @@ func stream(ctx context.Context, model *llama.Model, tok *tokenizer.Tokenizer, p
 
 // encode makes the model's input: the conversation in the model's chat template, or the plain prompt where the model has
 // none.
-func (c *generateCmd) encode(tok *tokenizer.Tokenizer) ([]int64, error) {
-	if c.MaxNewTokens < 1 {
-		return nil, fmt.Errorf("max_new_tokens is %d, must be at least 1", c.MaxNewTokens)
-	}
+func (c *generateCmd) encode(tok *tokenizer.Tokenizer) ([]int32, error) {
 	messages, err := c.conversation()
 	if err != nil {
 		return nil, err
@@ -166,11 +194,7 @@ func (c *generateCmd) encode(tok *tokenizer.Tokenizer) ([]int64, error) {
 			return nil, err
 		}
 	}
-	wide := make([]int64, len(ids))
-	for i, id := range ids {
-		wide[i] = int64(id)
-	}
-	return wide, nil
+	return ids, nil
 }
 
 // conversation collects the messages from the flags, the file or standard input.
@@ -191,6 +215,9 @@ func (c *generateCmd) conversation() ([]chat.Message, error) {
 		text, err := io.ReadAll(os.Stdin)
 		if err != nil {
 			return nil, fmt.Errorf("standard input: %w", err)
+		}
+		if !utf8.Valid(text) {
+			return nil, errors.New("standard input is not valid UTF-8")
 		}
 		if prompt = strings.TrimSpace(string(text)); prompt == "" {
 			return nil, errors.New("the prompt is empty: give --prompt, --messages or text on standard input")

@@ -83,7 +83,15 @@ func TestGenerateFaults(t *testing.T) {
 	require.NoError(t, modelio.WriteConfig(dir, config))
 	empty := filepath.Join(t.TempDir(), "messages.json")
 	require.NoError(t, os.WriteFile(empty, []byte("[]"), 0o644))
+	numbers := filepath.Join(t.TempDir(), "numbers.json")
+	require.NoError(t, os.WriteFile(numbers, []byte(`[{"role":"user","content":5}]`), 0o644))
 	for want, args := range map[string][]string{
+		"content must be a string":     {"--messages", numbers},
+		"temperature is -1":            {"--prompt", "Hello", "--temperature", "-1"},
+		"temperature is NaN":           {"--prompt", "Hello", "--temperature", "nan"},
+		"top_p is 0":                   {"--prompt", "Hello", "--top_p", "0"},
+		"top_p is 2":                   {"--prompt", "Hello", "--top_p", "2"},
+		"top_k is -3":                  {"--prompt", "Hello", "--top_k", "-3"},
 		"the prompt is empty":          {},
 		"(max_position_embeddings)":    {"--prompt", strings.Repeat("word ", 400)},
 		"max_new_tokens is 0":          {"--prompt", "Hello", "--max_new_tokens", "0"},
@@ -96,6 +104,23 @@ func TestGenerateFaults(t *testing.T) {
 		status, _, stderr := output(t, "", append([]string{"generate", "--model_name_or_path", dir}, args...)...)
 		require.NotZero(t, status, args)
 		require.Contains(t, stderr, want, args)
+	}
+}
+
+func TestGenerateRefusesWeightsOfAnotherModel(t *testing.T) {
+	for want, change := range map[string]func(c *modelio.Config){
+		"layers (num_hidden_layers)": func(c *modelio.Config) { c.NumHiddenLayers = 1 << 40 },
+		"has shape":                  func(c *modelio.Config) { c.VocabSize = 1 << 40 },
+	} {
+		dir := tinyModel(t)
+		config, err := modelio.ReadConfig(dir)
+		require.NoError(t, err)
+		change(config)
+		require.NoError(t, modelio.WriteConfig(dir, config))
+		status, _, stderr := output(t, "", "generate", "--model_name_or_path", dir, "--prompt", "Hello")
+		require.NotZero(t, status)
+		require.Contains(t, stderr, want)
+		require.Contains(t, stderr, "do not fit config.json")
 	}
 }
 

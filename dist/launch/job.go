@@ -196,7 +196,14 @@ func (p *process) failure() error {
 	}
 	if text, err := errorfile.Read(p.errorFile); err == nil {
 		failed.Message = text
-	} else {
+		return failed
+	}
+	switch {
+	case failed.Signal == syscall.SIGKILL: // its last line has nothing to do with it
+		failed.Message = "it could not say why; the kernel does this where memory runs out"
+	case p.err.crash != "":
+		failed.Message = p.err.crash
+	default:
 		failed.Message = p.err.last
 	}
 	return failed

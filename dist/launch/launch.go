@@ -114,6 +114,9 @@ func Launch(ctx context.Context, o Options, argv []string) error {
 	}
 }
 
+// maxLocal bounds the ranks of one machine, far above what any has GPUs or cores for.
+const maxLocal = 1024
+
 func (o *Options) fill(argv []string) error {
 	if len(argv) == 0 {
 		return errors.New("no program to start")
@@ -129,6 +132,8 @@ func (o *Options) fill(argv []string) error {
 		return fmt.Errorf("negative counts: %d processes, %d machines, %d restarts", o.NumProcesses, o.NumMachines, o.MaxRestarts)
 	case o.NumProcesses%o.NumMachines != 0:
 		return fmt.Errorf("%d processes cannot be split evenly over %d machines", o.NumProcesses, o.NumMachines)
+	case o.localWorld() > maxLocal:
+		return fmt.Errorf("%d processes on one machine; at most %d are possible", o.localWorld(), maxLocal)
 	case o.MachineRank < 0 || o.MachineRank >= o.NumMachines:
 		return fmt.Errorf("machine rank %d is not in 0 … %d", o.MachineRank, o.NumMachines-1)
 	case o.NumMachines > 1 && o.MasterAddr == "":

@@ -80,6 +80,8 @@ func TestFirstFailureIsNamedAndStopsTheRest(t *testing.T) {
 	}{
 		"exit status":    {`[ $RANK = 1 ] && { echo "first" >&2; echo "disk is full" >&2; exit 3; }; exec sleep 60`, 3, "exit status 3: disk is full"},
 		"signal":         {`[ $RANK = 1 ] && kill -SEGV $$; exec sleep 60`, 128 + 11, "signal 11 (segmentation fault)"},
+		"killed":         {`[ $RANK = 1 ] && { echo "step 7" >&2; kill -KILL $$; }; exec sleep 60`, 128 + 9, "signal 9 (killed): it could not say why; the kernel does this where memory runs out"},
+		"Go crash":       {`[ $RANK = 1 ] && { echo "panic: index out of range" >&2; echo "gs 0x0" >&2; exit 2; }; exec sleep 60`, 2, "exit status 2: panic: index out of range"},
 		"ignoring TERM":  {`trap "" TERM; [ $RANK = 1 ] && exit 4; while :; do sleep 0.1; done`, 4, "exit status 4"},
 		"with a progeny": {`[ $RANK = 1 ] && { sleep 0.2; exit 5; }; sh -c 'trap "" TERM; while :; do sleep 0.1; done' & wait`, 5, "exit status 5"},
 	} {
@@ -88,7 +90,7 @@ func TestFirstFailureIsNamedAndStopsTheRest(t *testing.T) {
 			var out, stderr bytes.Buffer
 			start := time.Now()
 			err := launch.Launch(t.Context(), launch.Options{NumProcesses: 2, GracePeriod: 200 * time.Millisecond, Stdout: &out, Stderr: &stderr},
-				sh(fmt.Sprintf("echo $$ > %s/$RANK; ", pids)+test.script))
+				sh(fmt.Sprintf("cd %s; echo $$ > $RANK; while [ ! -s 0 -o ! -s 1 ]; do sleep 0.01; done; ", pids)+test.script))
 			require.Less(t, time.Since(start), 20*time.Second)
 			var failed *launch.RankError
 			require.ErrorAs(t, err, &failed)
@@ -176,16 +178,21 @@ func TestCancelledContextStopsRanks(t *testing.T) {
 		`trap "" TERM; echo up; while :; do sleep 0.05; done`:       cause,
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		o := launch.Options{NumProcesses: 2, StopPeriod: 300 * time.Millisecond, Stdout: writerFunc(func() { cancel(cause) })}
+		ups := 0 // both ranks have set their traps
+		o := launch.Options{NumProcesses: 2, StopPeriod: 300 * time.Millisecond, Stdout: writerFunc(func(b []byte) {
+			if ups += bytes.Count(b, []byte("up")); ups == 2 {
+				cancel(cause)
+			}
+		})}
 		err := launch.Launch(ctx, o, sh(script))
 		require.ErrorIs(t, err, wants)
 		cancel(nil)
 	}
 }
 
-type writerFunc func()
+type writerFunc func(b []byte)
 
-func (f writerFunc) Write(b []byte) (int, error) { f(); return len(b), nil }
+func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
 
 func TestSignalsGoOnOnce(t *testing.T) {
 	dir := t.TempDir()
@@ -258,6 +265,7 @@ func TestWrongOptionsAndPrograms(t *testing.T) {
 		"no address":      {launch.Options{NumMachines: 2}, sh("true"), "main_process_ip"},
 		"restarts":        {launch.Options{NumMachines: 2, MasterAddr: "a", MaxRestarts: 1}, sh("true"), "torchrun"},
 		"port":            {launch.Options{MasterPort: 1 << 20}, sh("true"), "not a port"},
+		"too many":        {launch.Options{NumProcesses: 100_000_000}, sh("true"), "100000000 processes on one machine"},
 		"negative":        {launch.Options{NumProcesses: -1}, sh("true"), "negative"},
 	} {
 		t.Run(name, func(t *testing.T) {

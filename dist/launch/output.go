@@ -18,6 +18,7 @@ type lineWriter struct {
 	prefix string
 	rest   []byte // a line that has no end yet
 	last   string
+	crash  string // how a Go program said that it crashed; registers and stacks follow
 }
 
 // Write never fails: a broken terminal must not stop the training.
@@ -54,12 +55,24 @@ func (w *lineWriter) flush() {
 func (w *lineWriter) line(b []byte) {
 	if text := strings.TrimSpace(string(b)); text != "" {
 		w.last = text
+		if w.crash == "" && isCrash(text) {
+			w.crash = text
+		}
 	}
 	if w.prefix == "" {
 		return
 	}
 	line := append([]byte(w.prefix), bytes.TrimRight(b, "\n")...)
 	_, _ = w.out.Write(append(line, '\n'))
+}
+
+func isCrash(line string) bool {
+	for _, start := range []string{"panic: ", "fatal error: ", "SIGSEGV: ", "SIGBUS: ", "SIGFPE: ", "SIGABRT: "} {
+		if strings.HasPrefix(line, start) {
+			return true
+		}
+	}
+	return false
 }
 
 func value(env []string, name string) string {

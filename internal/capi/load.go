@@ -32,6 +32,7 @@ func (e *LoadError) Error() string {
 var Load = sync.OnceValue(load)
 
 func load() error {
+	quiet()
 	var tried []string
 	for _, path := range candidates() {
 		if filepath.IsAbs(path) {
@@ -58,6 +59,14 @@ func load() error {
 		return nil
 	}
 	return &LoadError{Tried: tried}
+}
+
+// quiet keeps c10d's log off standard error, unless somebody asked for it: it writes a C++ stack for every connection that
+// times out, and what it has to say comes back as an error anyway.
+func quiet() {
+	if _, ok := os.LookupEnv("TORCH_CPP_LOG_LEVEL"); !ok {
+		_ = os.Setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+	}
 }
 
 // candidates lists the paths to try: GOFSDP_LIB alone if it is set, the program's own folder and the one above it, the

@@ -51,6 +51,12 @@ func Generate(ctx context.Context, m *Model, prompt []int64, o GenerateOptions) 
 				yield(0, fmt.Errorf("llama: generate: %w", err))
 				return
 			}
+			for token, x := range logits {
+				if math.IsNaN(float64(x)) || math.IsInf(float64(x), 1) {
+					yield(0, fmt.Errorf("llama: generate: the logit of token %d is %v: the weights, or those of the adapter, are broken", token, x))
+					return
+				}
+			}
 			id := o.pick(logits, random)
 			if !yield(id, nil) || slices.Contains(o.Stop, id) {
 				return

@@ -167,6 +167,10 @@ func TestParityGenerate(t *testing.T) {
 	for _, err := range llama.Generate(t.Context(), m, nil, llama.GenerateOptions{}) {
 		require.ErrorContains(t, err, "the prompt is empty")
 	}
+	torch.NoGrad(func() { m.Decoder.Embed.Weight.Tensor().VariableData().Fill(math.NaN()) })
+	for _, err := range llama.Generate(t.Context(), m, prompt, llama.GenerateOptions{}) {
+		require.ErrorContains(t, err, "the logit of token 0 is NaN")
+	}
 }
 
 func TestSampling(t *testing.T) {

@@ -28,7 +28,7 @@ func (e *listExpr) eval(s *scope) (any, error) {
 		}
 		list.Items[i] = v
 	}
-	return list, nil
+	return s.made(list)
 }
 
 func (e *dictExpr) eval(s *scope) (any, error) {
@@ -48,7 +48,7 @@ func (e *dictExpr) eval(s *scope) (any, error) {
 		}
 		d.Set(key, v)
 	}
-	return d, nil
+	return s.made(d)
 }
 
 func (e *condExpr) eval(s *scope) (any, error) {
@@ -152,6 +152,9 @@ func (e *binaryExpr) eval(s *scope) (any, error) {
 		return nil, err
 	}
 	v, err := binary(e.op, left, right)
+	if err == nil {
+		v, err = s.made(v)
+	}
 	return v, located(e.line, err)
 }
 
@@ -512,6 +515,9 @@ func (e *callExpr) evalWith(s *scope, caller *macro) (any, error) {
 	default:
 		err = fmt.Errorf("%s object is not callable", typeName(fn))
 	}
+	if err == nil {
+		v, err = s.made(v)
+	}
 	return v, located(e.line, err)
 }
 
@@ -525,6 +531,9 @@ func (e *filterExpr) eval(s *scope) (any, error) {
 		return nil, located(e.line, err)
 	}
 	out, err := e.fn(v, args)
+	if err == nil {
+		out, err = s.made(out)
+	}
 	if err != nil {
 		return nil, located(e.line, fmt.Errorf("filter %s: %w", e.name, err))
 	}

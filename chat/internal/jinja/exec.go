@@ -17,6 +17,8 @@ const (
 const (
 	maxSteps  = 2_000_000 // a turn of a conversation takes about a hundred
 	maxOutput = 256 << 20 // bytes
+	maxValue  = 64 << 20  // bytes of one string, or of a list or dict as it would be printed
+	maxBuilt  = 1 << 30   // bytes of all strings and lists that expressions make
 	maxCalls  = 200       // depth of macros and recursive loops
 )
 
@@ -70,6 +72,8 @@ type run struct {
 	marks   bool
 	steps   int
 	written int
+	built   int
+	sizes   map[any]extent // of lists and dicts that were measured
 	calls   int
 }
 

@@ -71,7 +71,7 @@ func init() {
 			if !ok {
 				n = -1
 			}
-			return strings.Replace(str(v), str(a.arg(0, "old", "")), str(a.arg(1, "new", "")), n), nil
+			return replaced(str(v), str(a.arg(0, "old", "")), str(a.arg(1, "new", "")), n)
 		},
 		"reverse": func(v any, _ Args) (any, error) {
 			items, err := elements(v)
@@ -290,7 +290,7 @@ func join(v any, a Args) (any, error) {
 		}
 		parts[i] = str(e)
 	}
-	return strings.Join(parts, str(a.arg(0, "d", ""))), nil
+	return joined(parts, str(a.arg(0, "d", "")))
 }
 
 func mapFilter(v any, a Args) (any, error) {
@@ -376,6 +376,9 @@ func indentFilter(v any, a Args) (any, error) {
 	}
 	first, blank := truth(a.arg(1, "first", false)), truth(a.arg(2, "blank", false))
 	lines := strings.Split(str(v), "\n")
+	if len(pad) > 0 && len(lines) > maxValue/len(pad) {
+		return nil, errTooLarge
+	}
 	for i, line := range lines {
 		if (i > 0 || first) && (line != "" || blank || i == 0) {
 			lines[i] = pad + line

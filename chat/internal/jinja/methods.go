@@ -108,7 +108,7 @@ var stringMethods = map[string]func(s string, a Args) (any, error){
 		if !ok {
 			n = -1
 		}
-		return strings.Replace(s, from, to, n), nil
+		return replaced(s, from, to, n)
 	},
 	"removeprefix": func(s string, a Args) (any, error) { return strings.TrimPrefix(s, str(a.arg(0, "", ""))), nil },
 	"removesuffix": func(s string, a Args) (any, error) { return strings.TrimSuffix(s, str(a.arg(0, "", ""))), nil },
@@ -125,7 +125,7 @@ var stringMethods = map[string]func(s string, a Args) (any, error){
 			}
 			parts[i] = p
 		}
-		return strings.Join(parts, s), nil
+		return joined(parts, s)
 	},
 	"find":  func(s string, a Args) (any, error) { return runeIndex(s, a, strings.Index) },
 	"rfind": func(s string, a Args) (any, error) { return runeIndex(s, a, strings.LastIndex) },
