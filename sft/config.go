@@ -82,7 +82,7 @@ const maxRows = 1 << 20
 // Validate reports every fault of the settings together.
 func (c *Config) Validate() error {
 	var faults []error
-	bad := func(format string, args ...any) { faults = append(faults, fmt.Errorf("sft: "+format, args...)) }
+	bad := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	for _, v := range []struct {
 		name         string
 		value        int

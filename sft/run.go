@@ -49,7 +49,7 @@ type Result struct {
 // checkpoint and return without an error; before training begins, Run returns the cause of ctx instead.
 func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	if err := c.Validate(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sft: %w", err)
 	}
 	if o.Out == nil || o.Env.Rank != 0 {
 		o.Out, o.Terminal = io.Discard, false
