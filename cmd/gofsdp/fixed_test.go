@@ -84,16 +84,22 @@ func TestGoldenFixedStepsAtTwoRanks(t *testing.T) {
 			require.Less(t, worstNorm, 2e-4)
 			if steps == 20 {
 				want := llamatest.Open(t, "smollm2_train", "adapter_after20_fsdp2_"+v.name+".safetensors")
+				start := llamatest.Open(t, "smollm2_train", "lora_A_init.safetensors")
 				got := llamatest.OpenFile(t, filepath.Join(adapter, peft.WeightsName))
-				worst := 0.0
+				share := 0.0
 				for _, name := range want.Names() {
-					diff, size := llamatest.MaxDiff(got.Get(name), want.Get(name))
-					worst = max(worst, diff/size)
+					after := want.Get(name)
+					before := after.ZerosLike() // B starts from zero
+					if start.Has(name) {
+						before = start.Get(name)
+					}
+					// Adam divides by the root of the second moment: single elements whose gradients are near zero take
+					// steps of either sign. So the measure is the mean distance, as a part of how far the tensor moved.
+					diff, moved := llamatest.MeanDiff(got.Get(name), after), llamatest.MeanDiff(after, before)
+					require.LessOrEqual(t, diff, 0.005*moved, name)
+					share = max(share, diff/moved)
 				}
-				t.Logf("adapter after 20 steps: differs by at most %.1e of a tensor's largest value", worst)
-				// Adam divides by the root of the second moment: elements whose gradients are near zero take steps of
-				// either sign, so single elements may differ by a step (1e-4) while losses agree to 1e-5.
-				require.Less(t, worst, 2e-2)
+				t.Logf("adapter after 20 steps: differs in the mean by at most %.2g of how far it moved", share)
 			}
 		})
 	}
