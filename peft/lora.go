@@ -68,7 +68,8 @@ type Layer struct {
 
 // Apply freezes a model and gives the targeted linear layers adapters that change nothing yet: B is zero. The model may be
 // on the meta device; it must not be sharded yet.
-func Apply(model any, c Config, o Options) (*Adapter, error) {
+func Apply(model any, c Config, o Options) (_ *Adapter, err error) {
+	defer torch.Catch(&err)
 	a, err := attach(model, c, o)
 	if err != nil {
 		return nil, err

@@ -110,7 +110,8 @@ type run struct {
 	result   Result
 }
 
-func (r *run) all() (*Result, error) {
+func (r *run) all() (_ *Result, err error) {
+	defer torch.Catch(&err) // the group is told, whatever failed
 	if err := r.group0(r.prepareFolder); err != nil {
 		return nil, err
 	}
