@@ -54,7 +54,7 @@ func TestGoldenSmolLM2Training(t *testing.T) {
 					require.NoError(t, err)
 				}
 				var err error
-				adapter, err = peft.Apply(m, peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.AllLinear}, peft.Options{})
+				adapter, err = peft.Apply(m, peft.Config{R: 16, LoRAAlpha: 16, TargetModules: peft.AllLinear}, peft.Options{})
 				require.NoError(t, err)
 			})
 			require.Len(t, adapter.Layers, 210)

@@ -102,7 +102,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) (er
 func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer, *sft.Built, error) {
 	o := sft.ModelOptions{
 		Checkpointing: c.Checkpointing,
-		LoRA:          &peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.AllLinear},
+		LoRA:          &peft.Config{R: 16, LoRAAlpha: 16, TargetModules: peft.AllLinear},
 	}
 	if c.Quant != "none" {
 		o.Quant = &quant.Config{Type: c.Quant, DoubleQuant: true}
