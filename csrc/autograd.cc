@@ -74,6 +74,7 @@ struct GoPostAccumulate final : torch::autograd::PostAccumulateGradHook {
     }
   }
   static GoPostAccumulate* of(const at::Tensor& leaf) {
+    if (!torch::autograd::impl::get_autograd_meta(leaf)) return nullptr;
     return dynamic_cast<GoPostAccumulate*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
   }
 };

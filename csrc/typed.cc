@@ -26,13 +26,13 @@ std::string signature(const c10::FunctionSchema& schema) {
 }
 
 template <class F>
-Typed make(const c10::OperatorHandle& op) {
+Call make(const c10::OperatorHandle& op) {
   return op.typed<F>();
 }
 
 constexpr struct {
   const char* signature;
-  Typed (*make)(const c10::OperatorHandle&);
+  Call (*make)(const c10::OperatorHandle&);
 } calls[] = {
     {"t", make<Tensor(const Tensor&)>},
     {"tt", make<Tensor(const Tensor&, const Tensor&)>},
@@ -48,14 +48,22 @@ constexpr struct {
 
 Typed typed_call(const c10::OperatorHandle& op) {
   if (op.operator_name().getNamespace() != "aten") return {};
-  const std::string s = signature(op.schema());
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string s = signature(schema);
   for (const auto& c : calls) {
     if (s != c.signature) continue;
+    Typed typed;
     try {
-      return c.make(op);
-    } catch (const c10::Error&) {  // the schema is a C++ signature of another shape
+      typed.call = c.make(op);
+    } catch (const c10::Error&) {  // its C++ signature is not the one that the schema suggests
       return {};
     }
+    const auto& number = schema.arguments().back().default_value();
+    if (s.back() == 's' && number && number->isInt()) {
+      typed.last[0] = GF_INT;
+      typed.last[1] = number->toInt();
+    }
+    return typed;
   }
   return {};
 }

@@ -5,8 +5,8 @@
 // what a small operator costs. Most calls are of operators of ATen that take only tensors, or tensors and one number, and
 // give one tensor. Those are called by their C++ signature, with the arguments straight from the stream and without a
 // reference of their own: Go holds one for each handle for as long as the call runs. The dispatcher checks a signature
-// against the kernels that are registered. Every other operator, and a stream that does not fit the signature (None,
-// defaults), takes the boxed way, which also words the errors.
+// against the kernels that are registered. Every other operator, and a stream that does not fit the signature (None, too
+// few arguments), takes the boxed way, which also words the errors.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,13 +24,18 @@ using at::Scalar;
 using at::Tensor;
 
 template <class... F>
-using AnyOf = std::variant<std::monostate, c10::TypedOperatorHandle<F>...>;
+using CallOf = std::variant<std::monostate, c10::TypedOperatorHandle<F>...>;
 
-// The call of an operator that has one of these signatures, or nothing.
-using Typed = AnyOf<Tensor(const Tensor&), Tensor(const Tensor&, const Tensor&),
+using Call = CallOf<Tensor(const Tensor&), Tensor(const Tensor&, const Tensor&),
                     Tensor(const Tensor&, const Tensor&, const Tensor&), Tensor(const Tensor&, const Scalar&),
                     Tensor(const Tensor&, const Tensor&, const Scalar&), Tensor&(Tensor&, const Tensor&),
                     Tensor&(Tensor&, const Scalar&), Tensor&(Tensor&, const Tensor&, const Scalar&)>;
+
+// The call of an operator that has one of these signatures, or nothing.
+struct Typed {
+  Call call;
+  int64_t last[2] = {GF_NONE, 0};  // the default of the last argument, if that is a number and has one
+};
 
 // The typed call of an operator, found by its schema. Only operators of ATen: their signatures are generated from their
 // schemas, and all of them are registered before the first lookup.
@@ -68,18 +73,27 @@ class Held<Scalar> {
 };
 
 template <class R, class... A>
-bool call_typed(const c10::TypedOperatorHandle<R(A...)>& op, const int64_t* args, int64_t n, int64_t* result) {
+bool call_typed(const c10::TypedOperatorHandle<R(A...)>& op, const int64_t* last_default, const int64_t* args, int64_t n,
+                int64_t* result) {
+  constexpr size_t arity = sizeof...(A);
+  constexpr int64_t before_last = 2 * (arity - 1);
+  const int64_t* last = args + before_last;
+  if (n == before_last || (n == before_last + 1 && *last == GF_DEFAULT)) {
+    last = last_default;
+  } else if (n != before_last + 2) {
+    return false;
+  }
   return [&]<size_t... I>(std::index_sequence<I...>) {
-    if (n != 2 * static_cast<int64_t>(sizeof...(A))) return false;
-    if (!(Held<std::decay_t<A>>::fits(args + 2 * I) && ...)) return false;
-    std::tuple<Held<std::decay_t<A>>...> held((args + 2 * I)...);
+    const auto word = [&](size_t i) { return i + 1 < arity ? args + 2 * i : last; };
+    if (!(Held<std::decay_t<A>>::fits(word(I)) && ...)) return false;
+    std::tuple<Held<std::decay_t<A>>...> held(word(I)...);
     if (result) {
       *result = own(Tensor(op.call(std::get<I>(held).get()...)));
     } else {
       op.call(std::get<I>(held).get()...);
     }
     return true;
-  }(std::index_sequence_for<A...>());
+  }(std::make_index_sequence<arity>());
 }
 
 // Calls op with the stream of n words, and puts the handle of its result into *result, if that is not null. Does nothing
@@ -90,10 +104,10 @@ inline bool call_typed(const Typed& op, const int64_t* args, int64_t n, int64_t*
         if constexpr (std::is_same_v<F, std::monostate>) {
           return false;
         } else {
-          return call_typed(call, args, n, result);
+          return call_typed(call, op.last, args, n, result);
         }
       },
-      op);
+      op.call);
 }
 
 }  // namespace gofsdp

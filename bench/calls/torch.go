@@ -12,13 +12,15 @@ const perScope = 64
 
 // goSide times the calls in this process.
 func goSide() side {
-	x, y, out, w := torch.Ones(torch.Float32, 1), torch.Ones(torch.Float32, 1), torch.Ones(torch.Float32, 1), torch.Ones(torch.Float32, 1)
 	torch.SetNumThreads(1)
+	root := torch.NewScope(nil)
+	one := func() *torch.Tensor { return root.Own(torch.Ones(torch.Float32, 1)) }
+	x, y, out, w := one(), one(), one(), one()
 	w.SetRequiresGrad(true)
 	scoped := func(t *torch.Tensor, call func(t *torch.Tensor)) func(int) {
 		return func(n int) {
 			for ; n > 0; n -= perScope {
-				s := torch.NewScope(nil)
+				s := torch.NewScope(root)
 				bound := t.In(s)
 				for range min(n, perScope) {
 					call(bound)
@@ -32,7 +34,7 @@ func goSide() side {
 		"scalar":   scoped(x, func(x *torch.Tensor) { x.MulScalar(1) }),
 		"recorded": scoped(w, func(w *torch.Tensor) { w.Mul(y) }),
 		"freed": func(n int) {
-			s := torch.NewScope(nil)
+			s := torch.NewScope(root)
 			defer s.Close()
 			for bound := x.In(s); n > 0; n-- {
 				bound.Mul(y).Free()
@@ -45,7 +47,7 @@ func goSide() side {
 		},
 		"chain": func(n int) {
 			for n /= 4; n > 0; n -= perScope / 4 {
-				s := torch.NewScope(nil)
+				s := torch.NewScope(root)
 				bound := x.In(s)
 				for range min(n, perScope/4) {
 					bound.Mul(y).Add(x).Exp().Sub(y)
@@ -68,6 +70,9 @@ func goSide() side {
 			})
 			return ns, err
 		},
-		end: func() error { return nil },
+		end: func() error {
+			root.Close()
+			return nil
+		},
 	}
 }

@@ -194,7 +194,7 @@ const std::map<std::string, Wrong>& wrong() {
           const int64_t roots[] = {ones()};
           return gf_backward(roots, nullptr, 1, 0, 0);
         },
-        GF_ERR_OTHER, "grad"}},
+        GF_ERR_TORCH, "does not require grad"}},
       {"gf_grad", {[] { return gf_grad(no_tensor, nullptr, 1, no_tensor, 1, 0, 0, 0, words); }, GF_ERR_TORCH, ""}},
       {"gf_tensor_hook", {[] { return gf_tensor_hook(ones(), 7); }, GF_ERR_TORCH, "require gradient"}},
       {"gf_tensor_hook_remove", {[] { return gf_tensor_hook_remove(0, 0); }, GF_ERR_TORCH, freed_tensor}},
@@ -219,7 +219,7 @@ const std::map<std::string, Wrong>& wrong() {
       {"gf_memory_reset_peak", takes_anything},
       {"gf_memory_trim", takes_anything},
       // rendezvous
-      {"gf_store_tcp", {[] { return gf_store_tcp("127.0.0.1", 1, 0, 0, 100); }, GF_ERR_DIST, ""}},
+      {"gf_store_tcp", {[] { return gf_store_tcp("127.0.0.1", 1, 0, 0, 100); }, GF_ERR_TIMEOUT, "127.0.0.1"}},
       {"gf_store_hash", takes_anything},
       {"gf_store_prefix", {[] { return gf_store_prefix(0, "p"); }, GF_ERR_TORCH, freed_handle}},
       {"gf_store_free", takes_anything},
@@ -237,7 +237,7 @@ const std::map<std::string, Wrong>& wrong() {
       {"gf_reduce_scatter", {[] { return gf_reduce_scatter(group(), 0, ones(), 0); }, GF_ERR_DIST, freed_tensor}},
       {"gf_all_reduce", {[] { return gf_all_reduce(0, ones(), 0); }, GF_ERR_DIST, freed_handle}},
       {"gf_broadcast", {[] { return gf_broadcast(group(), ones(), 3); }, GF_ERR_DIST, "root"}},
-      {"gf_send", {[] { return gf_send(group(), ones(), 3, 0); }, GF_ERR_DIST, ""}},
+      {"gf_send", {[] { return gf_send(group(), 0, 0, 0); }, GF_ERR_DIST, freed_tensor}},
       {"gf_recv", {[] { return gf_recv(group(), 0, 0, 0); }, GF_ERR_DIST, freed_tensor}},
       {"gf_barrier", {[] { return gf_barrier(0); }, GF_ERR_DIST, freed_handle}},
       {"gf_work_wait", {[] { return gf_work_wait(0, 1); }, GF_ERR_DIST, freed_handle}},
