@@ -33,9 +33,12 @@ test-long: setup ctest ## the same with the slow tests: all golden steps, soak, 
 	GOFSDP_LONG=1 $(GO) test -tags long -timeout 60m ./...
 
 ctest: setup ## the C++ tests
+	cmake --build build -j2 --target gofsdp_tests
 	cd build && ctest --output-on-failure
 
-bench: build ## the same training with gofsdp and with PyTorch, side by side: ARGS=--help
+bench: build ## the cost of one call, and the same training, with gofsdp and with PyTorch: ARGS=--help
+	cmake --build build --target calls_bench
+	$(GO) run ./bench/calls
 	$(GO) run ./bench $(ARGS)
 
 gobench: setup ## Go benchmarks: BENCH=<regexp> picks some; compare two runs with benchstat
@@ -65,7 +68,8 @@ fuzz: ## every fuzz target for FUZZTIME each
 	done
 
 asan: ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(GO) run ./cmd/gofsdp setup --build-dir build/asan --asan
+	$(GO) run ./cmd/gofsdp setup --build-dir build/asan --asan --werror
+	cmake --build build/asan -j2 --target gofsdp_tests
 	cd build/asan && ctest --output-on-failure
 
 race: setup ## the race detector on the packages that share memory

@@ -18,7 +18,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -70,7 +69,7 @@ func (o options) run(ctx context.Context) error {
 		}
 	}
 	goldens := filepath.Join(root, "testdata", "goldens", "smollm2_train")
-	results := results{Machine: thisMachine(), Date: time.Now().UTC().Truncate(time.Second), Ranks: ranks}
+	results := results{Machine: peer.ThisMachine(), Date: time.Now().UTC().Truncate(time.Second), Ranks: ranks}
 	for _, recompute := range []bool{false, true} {
 		if skipped := map[bool]string{false: "yes", true: "no"}[recompute]; o.Recompute == skipped {
 			continue
@@ -156,25 +155,4 @@ func (r results) write(path string) error {
 		return err
 	}
 	return os.WriteFile(path, append(data, '\n'), 0o644)
-}
-
-// machine says where the figures are from.
-type machine struct {
-	CPU   string `json:"cpu"`
-	Cores int    `json:"cores"`
-	OS    string `json:"os"`
-	Go    string `json:"go"`
-}
-
-func cpuModel() string {
-	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(info)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }

@@ -3,18 +3,19 @@ package main
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gofsdp/gofsdp/bench/peer"
 )
 
 // results are all figures of a comparison.
 type results struct {
-	Machine  machine   `json:"machine"`
-	Date     time.Time `json:"date"`
-	Ranks    int       `json:"ranks"` // with one thread each
-	Settings []setting `json:"settings"`
+	Machine  peer.Machine `json:"machine"`
+	Date     time.Time    `json:"date"`
+	Ranks    int          `json:"ranks"` // with one thread each
+	Settings []setting    `json:"settings"`
 }
 
 // setting holds the runs of all programs with one job.
@@ -23,10 +24,6 @@ type setting struct {
 	Recompute bool   `json:"gradient_checkpointing"`
 	NumSteps  int    `json:"num_steps"`
 	Runs      []run  `json:"runs"`
-}
-
-func thisMachine() machine {
-	return machine{CPU: cpuModel(), Cores: runtime.NumCPU(), OS: runtime.GOOS + "/" + runtime.GOARCH, Go: runtime.Version()}
 }
 
 // metrics are the rows of the table. of gives a run's values; the table shows the median over those of all runs.
@@ -88,7 +85,7 @@ func (s setting) table() string {
 					values = append(values, m.of(r)...)
 				}
 			}
-			medians = append(medians, median(values))
+			medians = append(medians, peer.Median(values))
 			fmt.Fprintf(&b, " "+m.format+" |", medians[len(medians)-1])
 		}
 		if len(names) == 2 {
@@ -131,13 +128,4 @@ func (r results) compareLosses() error {
 		}
 	}
 	return nil
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }

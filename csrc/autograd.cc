@@ -13,10 +13,10 @@
 #include <mutex>
 
 #include "internal.h"
+#include "memory.h"
 
 namespace gofsdp {
 
-void install_allocator();
 void sync_num_threads();
 
 namespace {
@@ -74,6 +74,7 @@ struct GoPostAccumulate final : torch::autograd::PostAccumulateGradHook {
     }
   }
   static GoPostAccumulate* of(const at::Tensor& leaf) {
+    if (!torch::autograd::impl::get_autograd_meta(leaf)) return nullptr;
     return dynamic_cast<GoPostAccumulate*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
   }
 };
@@ -84,7 +85,7 @@ struct GoPostAccumulate final : torch::autograd::PostAccumulateGradHook {
 struct GoFunction final : torch::autograd::Node {
   GoHandle owner;
   std::vector<torch::autograd::SavedVariable> saved;
-  explicit GoFunction(uint64_t h) : owner(h) {}
+  explicit GoFunction(GoHandle o) : owner(std::move(o)) {}
   std::string name() const override { return "GoFunctionBackward"; }
   variable_list apply(variable_list&& grads) override {
     variable_list kept;
@@ -178,8 +179,9 @@ gf_ret gf_grad(const int64_t* outputs, const int64_t* grads, int64_t n, const in
 }
 
 gf_ret gf_tensor_hook(int64_t t, uint64_t handle) {
-  auto owner = std::make_shared<GoHandle>(handle);
+  GoHandle given(handle);
   return guard([&] {
+    auto owner = std::make_shared<GoHandle>(std::move(given));
     return static_cast<int64_t>(borrow(t).register_hook([owner](const at::Tensor& grad) -> at::Tensor {
       int64_t in = own(grad), out = 0;
       call_go(owner->h, GF_EV_TENSOR_HOOK, &in, 1, &out, 1);
@@ -194,14 +196,14 @@ gf_ret gf_tensor_hook_remove(int64_t t, int64_t id) {
 
 // Returns an id for gf_post_accumulate_hook_remove.
 gf_ret gf_post_accumulate_hook(int64_t t, uint64_t handle) {
-  auto owner = std::make_shared<GoHandle>(handle);
+  GoHandle given(handle);
   return guard([&] {
     at::Tensor leaf = borrow(t);
     TORCH_CHECK(leaf.is_leaf() && leaf.requires_grad(), "post-accumulate hooks need a leaf that requires grad");
     if (!GoPostAccumulate::of(leaf))
       torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<GoPostAccumulate>());
     auto& owners = GoPostAccumulate::of(leaf)->owners;
-    owners.push_back(owner);
+    owners.push_back(std::make_shared<GoHandle>(std::move(given)));
     return static_cast<int64_t>(owners.size() - 1);
   });
 }
@@ -218,8 +220,9 @@ gf_ret gf_post_accumulate_hook_remove(int64_t t, int64_t id) {
 // handle and which keeps saved. wrapped receives new handles, which alias the outputs' storage.
 gf_ret gf_function_record(uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out,
                           const int64_t* saved, int64_t n_saved, int64_t* wrapped) {
+  GoHandle given(handle);
   return guard([&] {
-    auto node = c10::make_intrusive<GoFunction>(handle);
+    auto node = c10::make_intrusive<GoFunction>(std::move(given));
     variable_list in = borrow_all(inputs, n_in);
     bool record = at::GradMode::is_enabled() && torch::autograd::any_variable_requires_grad(in);
     if (record) {
@@ -243,15 +246,17 @@ gf_ret gf_function_record(uint64_t handle, const int64_t* inputs, int64_t n_in, 
 }
 
 gf_ret gf_queue_callback(uint64_t handle) {
-  auto owner = std::make_shared<GoHandle>(handle);
+  GoHandle given(handle);
   return guard([&] {
+    auto owner = std::make_shared<GoHandle>(std::move(given));
     torch::autograd::Engine::get_default_engine().queue_callback(
         [owner] { call_go(owner->h, GF_EV_FINAL, nullptr, 0, nullptr, 0); });
   });
 }
 
 gf_ret gf_saved_hooks_push(uint64_t handle) {
-  return guard([&] { saved_hooks.push_back(std::make_shared<GoHandle>(handle)); });
+  GoHandle given(handle);
+  return guard([&] { saved_hooks.push_back(std::make_shared<GoHandle>(std::move(given))); });
 }
 
 gf_ret gf_saved_hooks_pop(void) {

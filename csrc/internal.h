@@ -4,12 +4,16 @@
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "gofsdp.h"
 
@@ -35,11 +39,14 @@ inline void call_go(uint64_t handle, gf_event event, int64_t* in, int64_t n_in, 
 }
 
 // GoHandle owns one Go value and releases it when the last C++ owner dies.
+//
+// A function of the ABI that is given a Go value holds it in a GoHandle before the guard, and moves it to where it stays
+// inside: whatever fails, allocations included, the value is released once.
 struct GoHandle {
   uint64_t h;
-  explicit GoHandle(uint64_t handle) : h(handle) {}
-  GoHandle(const GoHandle&) = delete;
-  GoHandle& operator=(const GoHandle&) = delete;
+  explicit GoHandle(uint64_t handle) noexcept : h(handle) {}
+  GoHandle(GoHandle&& other) noexcept : h(std::exchange(other.h, 0)) {}
+  GoHandle& operator=(GoHandle&&) = delete;
   ~GoHandle() {
     if (h) go.release(h);
   }
@@ -65,10 +72,18 @@ inline at::Tensor take(int64_t h) {
       reinterpret_cast<c10::TensorImpl*>(h)));
 }
 
+// Numbers travel as the bits of an int64.
+inline double bits_to_double(int64_t b) { return std::bit_cast<double>(b); }
+inline int64_t double_to_bits(double d) { return std::bit_cast<int64_t>(d); }
+
+// What tests make every body throw; null otherwise. It is hidden in the library, where nobody can set it.
+extern void (*fault)();
+
 // The one way a body of the C ABI runs: nothing thrown inside leaves it.
 template <class F>
 gf_ret guard(F&& body) noexcept {
   try {
+    if (fault) [[unlikely]] fault();
     if constexpr (std::is_void_v<decltype(body())>) {
       body();
       return {0, nullptr};

@@ -11,10 +11,12 @@
 #include <thread>
 
 #include "internal.h"
+#include "typed.h"
 
 namespace gofsdp {
 
 gf_callbacks go = {};
+void (*fault)() = nullptr;
 void install_engine();
 
 // The thread count is a setting of each OS thread in OpenMP, and Go calls from any thread: each takes over the last
@@ -71,18 +73,8 @@ struct Op {
   std::vector<int> position;
   std::vector<std::string> names;
   std::vector<c10::TypePtr> types;  // of the schema's arguments, without Optional
+  Typed typed;                      // empty where the operator has none of the signatures in typed.h
 };
-
-double bits_to_double(int64_t b) {
-  double d;
-  std::memcpy(&d, &b, sizeof d);
-  return d;
-}
-int64_t double_to_bits(double d) {
-  int64_t b;
-  std::memcpy(&b, &d, sizeof b);
-  return b;
-}
 
 c10::TypePtr strip_optional(c10::TypePtr type) {
   if (auto opt = type->cast<c10::OptionalType>()) return opt->getElementType();
@@ -327,6 +319,7 @@ void gf_buffer_free(int64_t* buffer) { std::free(buffer); }
 
 gf_ret gf_init(const gf_callbacks* callbacks) {
   return guard([&] {
+    TORCH_CHECK(callbacks && callbacks->call && callbacks->release, "gf_init needs both callbacks");
     go = *callbacks;
     install_engine();
     return GF_ABI_VERSION;
@@ -373,7 +366,7 @@ gf_ret gf_test_throw(int64_t what) {
 gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names) {
   return guard([&] {
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    auto op = std::make_unique<Op>(Op{handle, {}, {}, {}});
+    auto op = std::make_unique<Op>(Op{handle, {}, {}, {}, {}});
     const auto& args = handle.schema().arguments();
     TORCH_CHECK(args.size() <= 64, name, ": ", args.size(), " arguments");  // gf_op_call has one bit for each
     for (const auto& arg : args) op->types.push_back(strip_optional(arg.real_type()));
@@ -385,6 +378,9 @@ gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names)
       op->position.push_back(found);  // -1: allowed only while the value is the default
       op->names.push_back(want);
     }
+    bool in_order = true;
+    for (size_t i = 0; i < op->position.size(); i++) in_order = in_order && op->position[i] == static_cast<int>(i);
+    if (in_order) op->typed = typed_call(handle);
     return reinterpret_cast<int64_t>(op.release());
   });
 }
@@ -422,6 +418,16 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
   return guard([&] {
     TORCH_CHECK(h != 0, "the operator is nil");
     const Op& op = *reinterpret_cast<Op*>(h);
+    sync_num_threads();
+    if (!rets || cap >= 2) {
+      int64_t result = 0;
+      if (call_typed(op.typed, args, n, rets ? &result : nullptr)) {
+        if (!rets) return int64_t{0};
+        rets[0] = GF_TENSOR;
+        rets[1] = result;
+        return int64_t{2};
+      }
+    }
     const auto& schema = op.handle.schema();
     const auto& formals = schema.arguments();
     // The stack of the last call on this thread serves again. A call inside this one finds none, and makes its own.
@@ -452,7 +458,6 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
       TORCH_CHECK(formals[i].default_value().has_value(), schema.name(), ": argument ", formals[i].name(), " is missing");
       stack[i] = *formals[i].default_value();
     }
-    sync_num_threads();
     op.handle.callBoxed(stack);
     Words out;
     if (rets) {

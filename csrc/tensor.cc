@@ -75,8 +75,9 @@ gf_ret gf_tensor_data_ptr(int64_t h) {
 
 // Wraps memory that Go owns (a mapped file, or C memory); the Go value behind handle is released with the storage.
 gf_ret gf_tensor_from_blob(void* data, int64_t dtype, const int64_t* sizes, int64_t n, uint64_t handle) {
-  auto owner = std::make_shared<GoHandle>(handle);
+  GoHandle given(handle);
   return guard([&] {
+    auto owner = std::make_shared<GoHandle>(std::move(given));
     auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(dtype));
     return own(at::from_blob(data, at::IntArrayRef(sizes, n), [owner](void*) {}, options));
   });
@@ -105,10 +106,6 @@ gf_ret gf_tensor_variable_data(int64_t t) {
 
 gf_ret gf_tensor_set_data(int64_t t, int64_t src) {
   return guard([&] { borrow(t).set_data(borrow(src)); });
-}
-
-gf_ret gf_tensor_same(int64_t a, int64_t b) {
-  return guard([&] { return a == b; });
 }
 
 gf_ret gf_manual_seed(int64_t seed) {

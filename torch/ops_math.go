@@ -56,7 +56,7 @@ var (
 )
 
 // Add is t + o.
-func (t *Tensor) Add(o *Tensor) *Tensor { return opAdd.one(t, o, 1) }
+func (t *Tensor) Add(o *Tensor) *Tensor { return opAdd.Begin().T(t).T(o).Int(1).Tensor() }
 
 // AddScaled is t + alpha·o.
 func (t *Tensor) AddScaled(o *Tensor, alpha float64) *Tensor {
@@ -67,16 +67,16 @@ func (t *Tensor) AddScaled(o *Tensor, alpha float64) *Tensor {
 func (t *Tensor) AddScalar(v float64) *Tensor { return opAddS.Begin().T(t).Float(v).Tensor() }
 
 // Sub is t − o.
-func (t *Tensor) Sub(o *Tensor) *Tensor { return opSub.one(t, o) }
+func (t *Tensor) Sub(o *Tensor) *Tensor { return opSub.Begin().T(t).T(o).Tensor() }
 
 // Mul is t · o, element by element.
-func (t *Tensor) Mul(o *Tensor) *Tensor { return opMul.one(t, o) }
+func (t *Tensor) Mul(o *Tensor) *Tensor { return opMul.Begin().T(t).T(o).Tensor() }
 
 // MulScalar is t · v.
 func (t *Tensor) MulScalar(v float64) *Tensor { return opMulS.Begin().T(t).Float(v).Tensor() }
 
 // Div is t / o.
-func (t *Tensor) Div(o *Tensor) *Tensor { return opDiv.one(t, o) }
+func (t *Tensor) Div(o *Tensor) *Tensor { return opDiv.Begin().T(t).T(o).Tensor() }
 
 // DivScalar is t / v.
 func (t *Tensor) DivScalar(v float64) *Tensor { return opDivS.Begin().T(t).Float(v).Tensor() }
@@ -85,40 +85,40 @@ func (t *Tensor) DivScalar(v float64) *Tensor { return opDivS.Begin().T(t).Float
 func (t *Tensor) Pow(v float64) *Tensor { return opPowS.Begin().T(t).Float(v).Tensor() }
 
 // Neg is −t.
-func (t *Tensor) Neg() *Tensor { return opNeg.one(t) }
+func (t *Tensor) Neg() *Tensor { return opNeg.Begin().T(t).Tensor() }
 
 // Abs is |t|.
-func (t *Tensor) Abs() *Tensor { return opAbs.one(t) }
+func (t *Tensor) Abs() *Tensor { return opAbs.Begin().T(t).Tensor() }
 
 // Exp is e to the power t.
-func (t *Tensor) Exp() *Tensor { return opExp.one(t) }
+func (t *Tensor) Exp() *Tensor { return opExp.Begin().T(t).Tensor() }
 
 // Log is the natural logarithm.
-func (t *Tensor) Log() *Tensor { return opLog.one(t) }
+func (t *Tensor) Log() *Tensor { return opLog.Begin().T(t).Tensor() }
 
 // Sqrt is the square root.
-func (t *Tensor) Sqrt() *Tensor { return opSqrt.one(t) }
+func (t *Tensor) Sqrt() *Tensor { return opSqrt.Begin().T(t).Tensor() }
 
 // Rsqrt is 1 / the square root.
-func (t *Tensor) Rsqrt() *Tensor { return opRsqrt.one(t) }
+func (t *Tensor) Rsqrt() *Tensor { return opRsqrt.Begin().T(t).Tensor() }
 
 // Sin is the sine.
-func (t *Tensor) Sin() *Tensor { return opSin.one(t) }
+func (t *Tensor) Sin() *Tensor { return opSin.Begin().T(t).Tensor() }
 
 // Cos is the cosine.
-func (t *Tensor) Cos() *Tensor { return opCos.one(t) }
+func (t *Tensor) Cos() *Tensor { return opCos.Begin().T(t).Tensor() }
 
 // Tanh is the hyperbolic tangent.
-func (t *Tensor) Tanh() *Tensor { return opTanh.one(t) }
+func (t *Tensor) Tanh() *Tensor { return opTanh.Begin().T(t).Tensor() }
 
 // Sigmoid is 1 / (1 + e^−t).
-func (t *Tensor) Sigmoid() *Tensor { return opSigmoid.one(t) }
+func (t *Tensor) Sigmoid() *Tensor { return opSigmoid.Begin().T(t).Tensor() }
 
 // ReLU is max(t, 0).
-func (t *Tensor) ReLU() *Tensor { return opRelu.one(t) }
+func (t *Tensor) ReLU() *Tensor { return opRelu.Begin().T(t).Tensor() }
 
 // SiLU is t · sigmoid(t).
-func (t *Tensor) SiLU() *Tensor { return opSilu.one(t) }
+func (t *Tensor) SiLU() *Tensor { return opSilu.Begin().T(t).Tensor() }
 
 // GELU is the Gaussian error linear unit; approximate is "none" or "tanh".
 func (t *Tensor) GELU(approximate string) *Tensor { return opGelu.one(t, approximate) }
@@ -129,10 +129,10 @@ func (t *Tensor) Clamp(lo, hi float64) *Tensor {
 }
 
 // Maximum is the elementwise maximum.
-func (t *Tensor) Maximum(o *Tensor) *Tensor { return opMaxElt.one(t, o) }
+func (t *Tensor) Maximum(o *Tensor) *Tensor { return opMaxElt.Begin().T(t).T(o).Tensor() }
 
 // Eq compares element by element and gives bools.
-func (t *Tensor) Eq(o *Tensor) *Tensor { return opEq.one(t, o) }
+func (t *Tensor) Eq(o *Tensor) *Tensor { return opEq.Begin().T(t).T(o).Tensor() }
 
 // EqScalar compares with v.
 func (t *Tensor) EqScalar(v float64) *Tensor { return opEqS.Begin().T(t).Float(v).Tensor() }
@@ -147,16 +147,16 @@ func (t *Tensor) GtScalar(v float64) *Tensor { return opGtS.Begin().T(t).Float(v
 func (t *Tensor) LtScalar(v float64) *Tensor { return opLtS.Begin().T(t).Float(v).Tensor() }
 
 // LogicalAnd is t && o.
-func (t *Tensor) LogicalAnd(o *Tensor) *Tensor { return opLogicAnd.one(t, o) }
+func (t *Tensor) LogicalAnd(o *Tensor) *Tensor { return opLogicAnd.Begin().T(t).T(o).Tensor() }
 
 // LogicalNot is !t.
-func (t *Tensor) LogicalNot() *Tensor { return opLogicNot.one(t) }
+func (t *Tensor) LogicalNot() *Tensor { return opLogicNot.Begin().T(t).Tensor() }
 
 // Where picks from a where t (bool) is true, else from b.
 func (t *Tensor) Where(a, b *Tensor) *Tensor { return opWhere.one(t, a, b) }
 
 // IsFinite is false at infinities and NaNs.
-func (t *Tensor) IsFinite() *Tensor { return opIsfinite.one(t) }
+func (t *Tensor) IsFinite() *Tensor { return opIsfinite.Begin().T(t).Tensor() }
 
 // MaskedFill puts value where mask (bool) is true.
 func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
@@ -176,7 +176,7 @@ func (t *Tensor) Equal(o *Tensor) bool { return opEqualBits.call(t, o)[0].(bool)
 
 // AddInPlace adds alpha·o to t.
 func (t *Tensor) AddInPlace(o *Tensor, alpha float64) *Tensor {
-	opAdd_.inPlace(t, o, alpha)
+	opAdd_.Begin().T(t).T(o).Float(alpha).Drop()
 	return t
 }
 
@@ -184,7 +184,7 @@ func (t *Tensor) AddInPlace(o *Tensor, alpha float64) *Tensor {
 func (t *Tensor) AddScalarInPlace(v float64) *Tensor { opAddS_.Begin().T(t).Float(v).Drop(); return t }
 
 // MulInPlace multiplies t by o.
-func (t *Tensor) MulInPlace(o *Tensor) *Tensor { opMul_.inPlace(t, o); return t }
+func (t *Tensor) MulInPlace(o *Tensor) *Tensor { opMul_.Begin().T(t).T(o).Drop(); return t }
 
 // MulScalarInPlace multiplies t by v.
 func (t *Tensor) MulScalarInPlace(v float64) *Tensor { opMulS_.Begin().T(t).Float(v).Drop(); return t }
@@ -193,7 +193,7 @@ func (t *Tensor) MulScalarInPlace(v float64) *Tensor { opMulS_.Begin().T(t).Floa
 func (t *Tensor) DivScalarInPlace(v float64) *Tensor { opDivS_.Begin().T(t).Float(v).Drop(); return t }
 
 // Zero sets every element to 0.
-func (t *Tensor) Zero() *Tensor { opZero_.inPlace(t); return t }
+func (t *Tensor) Zero() *Tensor { opZero_.Begin().T(t).Drop(); return t }
 
 // Fill sets every element to v.
 func (t *Tensor) Fill(v float64) *Tensor { opFill_.Begin().T(t).Float(v).Drop(); return t }

@@ -13,8 +13,20 @@ type Scope struct {
 	parent *Scope
 	depth  int
 	mu     sync.Mutex
-	cells  []*cell
+	slabs  [][]member // see Note [Slabs]; the last one has room
+	len    int
 	closed bool
+}
+
+// Note [Slabs]
+// A scope makes many tensors and lets go of them together, so it takes the memory of their handles in slabs: an allocation
+// for every call of an operator, and a list of them to free, would cost as much as the call into C.
+const slab = 64 // handles of a slab; the first ones are smaller
+
+// member is a tensor of a scope.
+type member struct {
+	tensor Tensor
+	cell   cell
 }
 
 // NewScope makes a scope inside parent, or a root scope.
@@ -33,22 +45,24 @@ func (s *Scope) Parent() *Scope { return s.parent }
 // closing twice does nothing.
 func (s *Scope) Close() {
 	s.mu.Lock()
-	cells := s.cells
-	s.cells, s.closed = nil, true
+	slabs := s.slabs
+	s.slabs, s.len, s.closed = nil, 0, true
 	s.mu.Unlock()
 	list := batches.Get().(*[batch]capi.Handle)
 	n := 0
-	for _, c := range cells {
-		if h := c.end(); h != 0 {
-			list[n] = h
-			n++
-		}
-		if n == batch {
-			capi.FreeAll(list[:])
-			n = 0
+	for _, members := range slabs {
+		for i := range members {
+			if h := members[i].cell.end(); h != 0 {
+				list[n] = h
+				n++
+			}
+			if n == batch {
+				freeAll(list[:])
+				n = 0
+			}
 		}
 	}
-	capi.FreeAll(list[:n])
+	freeAll(list[:n])
 	batches.Put(list)
 }
 
@@ -74,17 +88,29 @@ func (s *Scope) Escape(t *Tensor) *Tensor { return t.In(s.parent) }
 func (s *Scope) Len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.cells)
+	return s.len
 }
 
-func (s *Scope) add(c *cell) bool {
+// add makes a tensor of h in s, or gives nil where s is closed.
+func (s *Scope) add(h capi.Handle) *Tensor {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.closed {
-		return false
+		s.mu.Unlock()
+		return nil
 	}
-	s.cells = append(s.cells, c)
-	return true
+	last := len(s.slabs) - 1
+	if last < 0 || len(s.slabs[last]) == cap(s.slabs[last]) {
+		s.slabs = append(s.slabs, make([]member, 0, min(slab, 4+s.len)))
+		last++
+	}
+	n := len(s.slabs[last])
+	s.slabs[last] = s.slabs[last][:n+1]
+	s.len++
+	m := &s.slabs[last][n]
+	m.tensor.cell, m.tensor.scope = &m.cell, s
+	m.cell.init(h)
+	s.mu.Unlock()
+	return &m.tensor
 }
 
 func (s *Scope) isAncestorOf(other *Scope) bool {
@@ -114,7 +140,7 @@ func innermost(a, b *Scope) (s *Scope, ok bool) {
 // call and not under it. The first free drops the owner's use; the last use frees the handle.
 type cell struct {
 	h        capi.Handle
-	uses     atomic.Int32 // the owner counts as one
+	uses     atomic.Int32 // calls under way, less one once the owner has let go: the handle is freed at -1
 	freed    atomic.Bool
 	tracked  bool
 	unscoped int64 // bytes that count for Note [Byte-triggered collection]
@@ -124,7 +150,6 @@ var liveTensors atomic.Int64
 
 func (c *cell) init(h capi.Handle) {
 	c.h = h
-	c.uses.Store(1)
 	liveTensors.Add(1)
 	if tracking.Load() {
 		track(c)
@@ -138,7 +163,7 @@ func (c *cell) use() capi.Handle {
 	}
 	for {
 		n := c.uses.Load()
-		if n <= 0 {
+		if n < 0 {
 			return 0
 		}
 		if c.uses.CompareAndSwap(n, n+1) {
@@ -147,12 +172,12 @@ func (c *cell) use() capi.Handle {
 	}
 }
 
-// last ends one use, and gives the handle if it was the last one: the caller frees it. Otherwise it gives 0.
+// last ends one use, and gives the handle if it was the last one: the caller frees it, with freeAll or freeOne. Otherwise
+// it gives 0.
 func (c *cell) last() capi.Handle {
-	if c.uses.Add(-1) != 0 {
+	if c.uses.Add(-1) != -1 {
 		return 0
 	}
-	liveTensors.Add(-1)
 	if c.tracked {
 		untrack(c)
 	}
@@ -170,14 +195,24 @@ func (c *cell) end() capi.Handle {
 
 func (c *cell) release() {
 	if h := c.last(); h != 0 {
-		capi.Free(h)
+		freeOne(h)
 	}
 }
 
 func (c *cell) free() {
 	if h := c.end(); h != 0 {
-		capi.Free(h)
+		freeOne(h)
 	}
+}
+
+func freeOne(h capi.Handle) {
+	liveTensors.Add(-1)
+	capi.Free(h)
+}
+
+func freeAll(list []capi.Handle) {
+	liveTensors.Add(-int64(len(list)))
+	capi.FreeAll(list)
 }
 
 // Note [Byte-triggered collection]

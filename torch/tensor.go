@@ -21,17 +21,12 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 		return nil
 	}
 	if scope != nil {
-		both := &struct { // one allocation
-			t Tensor
-			c cell
-		}{}
-		both.t = Tensor{cell: &both.c, scope: scope}
-		both.c.init(h)
-		if !scope.add(&both.c) {
-			both.c.free()
+		t := scope.add(h)
+		if t == nil {
+			capi.Free(h)
 			fail("scope", ErrFreed, "the scope is closed")
 		}
-		return &both.t
+		return t
 	}
 	t := &Tensor{cell: &cell{}} // apart, since the clean-up of t keeps the cell reachable
 	t.cell.init(h)

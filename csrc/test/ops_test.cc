@@ -1,12 +1,11 @@
 // Tests of the operators: bits against the goldens, values and gradients against compositions of ATen operators.
-// Usage: ops_test [folder of the goldens]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
-#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <thread>
@@ -17,13 +16,18 @@
 namespace gofsdp::test {
 namespace {
 
-int failures = 0;
-
-void expect(bool ok, const std::string& what) {
-  if (!ok) {
-    ++failures;
-    std::printf("FAIL %s\n", what.c_str());
+// Every test runs with one thread and with two: the rows are cut differently.
+class Ops : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    at::manual_seed(7);
+    at::set_num_threads(GetParam());
   }
+};
+INSTANTIATE_TEST_SUITE_P(Threads, Ops, ::testing::Values(1, 2), ::testing::PrintToStringParamName());
+
+std::string goldens() {
+  return std::filesystem::path(__FILE__).parent_path() / "../../testdata/goldens";
 }
 
 // Largest difference, relative to the largest magnitude of the reference.
@@ -36,14 +40,9 @@ double distance(const Tensor& got, const Tensor& want) {
 }
 
 void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
-  if (!got.defined() || !want.defined()) {
-    expect(got.defined() == want.defined(), what + ": one side has no gradient");
-    return;
-  }
-  const double d = distance(got, want);
-  if (!(d <= tolerance)) {
-    ++failures;
-    std::printf("FAIL %s: distance %g, allowed %g\n", what.c_str(), d, tolerance);
+  ASSERT_EQ(got.defined(), want.defined()) << what << ": one side has no gradient";
+  if (got.defined()) {
+    EXPECT_LE(distance(got, want), tolerance) << what;
   }
 }
 
@@ -56,10 +55,10 @@ void expect_error(const std::function<void()>& body, const std::string& part, co
   try {
     body();
   } catch (const c10::Error& e) {
-    expect(std::string(e.what()).find(part) != std::string::npos, what + ": message is " + e.what_without_backtrace());
+    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << what << ": message is " << e.what_without_backtrace();
     return;
   }
-  expect(false, what + ": no error");
+  ADD_FAILURE() << what << ": no error";
 }
 
 std::vector<std::string> split(const std::string& s, char separator) {
@@ -76,8 +75,8 @@ std::vector<std::string> split(const std::string& s, char separator) {
 
 // ---- quantisation ----
 
-void golden_4bit(const std::string& folder) {
-  const SafeTensors golden(folder + "/bnb/quant4bit.safetensors");
+TEST_P(Ops, Golden4Bit) {
+  const SafeTensors golden(goldens() + "/bnb/quant4bit.safetensors");
   int cases = 0;
   for (const std::string& name : golden.names()) {
     const std::string suffix = ".packed";
@@ -89,29 +88,30 @@ void golden_4bit(const std::string& folder) {
     const Tensor x = golden.get("in." + part[0]);
     const bool nested = part[3] == "nested";
     const Packed p = quantize(x, part[1], std::stoll(part[2].substr(2)), nested);
-    expect(same_bits(p.packed, golden.get(name)), key + ": packed");
-    expect(same_bits(p.absmax, golden.get(key + ".absmax")), key + ": absmax");
+    EXPECT_TRUE(same_bits(p.packed, golden.get(name))) << key + ": packed";
+    EXPECT_TRUE(same_bits(p.absmax, golden.get(key + ".absmax"))) << key + ": absmax";
     if (nested) {
-      expect(same_bits(*p.nested_absmax, golden.get(key + ".nested_absmax")), key + ": nested_absmax");
-      expect(same_bits(*p.offset, golden.get(key + ".offset")), key + ": offset");
+      EXPECT_TRUE(same_bits(*p.nested_absmax, golden.get(key + ".nested_absmax"))) << key + ": nested_absmax";
+      EXPECT_TRUE(same_bits(*p.offset, golden.get(key + ".offset"))) << key + ": offset";
       const Tensor absmax = call<Tensor(const Tensor&, const Tensor&, const Tensor&)>("dequantize_absmax", p.absmax,
                                                                                       *p.nested_absmax, *p.offset);
       const Packed flat{p.packed, absmax, {}, {}, p.quant_type, p.block_size};
-      expect(same_bits(dequantize(flat, x.sizes(), x.scalar_type()), golden.get(key + ".deq")),
-             key + ": dequantised with dequantised scales");
+      EXPECT_TRUE(same_bits(dequantize(flat, x.sizes(), x.scalar_type()), golden.get(key + ".deq")))
+          << key + ": dequantised with dequantised scales";
     }
-    expect(same_bits(dequantize(p, x.sizes(), x.scalar_type()), golden.get(key + ".deq")), key + ": dequantised");
+    EXPECT_TRUE(same_bits(dequantize(p, x.sizes(), x.scalar_type()), golden.get(key + ".deq")))
+        << key + ": dequantised";
     ++cases;
   }
-  expect(cases == 68, "goldens hold 68 cases of 4-bit quantisation, tested " + std::to_string(cases));
+  EXPECT_TRUE(cases == 68) << "goldens hold 68 cases of 4-bit quantisation, tested " + std::to_string(cases);
 }
 
 // bitsandbytes computes y with W^T as its own matrix product: values agree but for rounding.
-void golden_linear(const std::string& folder) {
-  const SafeTensors golden(folder + "/bnb/linear4bit_state.safetensors");
+TEST_P(Ops, GoldenLinear4Bit) {
+  const SafeTensors golden(goldens() + "/bnb/linear4bit_state.safetensors");
   const Tensor w = golden.get("W");
   const Packed p = quantize(w, "nf4", 64, true);
-  expect(same_bits(p.packed, golden.get("uint8.weight")), "Linear4bit: packed weight");
+  EXPECT_TRUE(same_bits(p.packed, golden.get("uint8.weight"))) << "Linear4bit: packed weight";
   Tensor x = golden.get("uint8.x").requires_grad_();
   Tensor y = linear_4bit(x, p, w.size(0), w.size(1));
   expect_close(y, golden.get("uint8.y"), 1e-6, "Linear4bit: y");
@@ -119,7 +119,7 @@ void golden_linear(const std::string& folder) {
   expect_close(x.grad(), golden.get("uint8.dx"), 1e-6, "Linear4bit: dx");
 }
 
-void ranges() {
+TEST_P(Ops, DequantizesRanges) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const char* type : {"nf4", "fp4"}) {
       const Packed p = quantize(at::randn({7, 61}), type, 64, true);
@@ -129,12 +129,12 @@ void ranges() {
         call<void(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t,
                   std::string, int64_t)>("dequantize_4bit_range_", part, p.packed, p.absmax, p.nested_absmax, p.offset,
                                          begin, type, 64);
-        expect(same_bits(part, all.narrow(0, begin, n)), "dequantize_4bit_range_ from " + std::to_string(begin));
+        EXPECT_TRUE(same_bits(part, all.narrow(0, begin, n))) << "dequantize_4bit_range_ from " + std::to_string(begin);
       }
     }
   }
   const Packed empty = quantize(at::empty({0}), "nf4", 64, false);
-  expect(empty.packed.numel() == 0 && empty.absmax.numel() == 0, "quantize_4bit of an empty tensor");
+  EXPECT_TRUE(empty.packed.numel() == 0 && empty.absmax.numel() == 0) << "quantize_4bit of an empty tensor";
 }
 
 // ---- gradients against ATen compositions in fp64 ----
@@ -165,7 +165,7 @@ void compare(const Case& c, const std::vector<bool>& differentiable) {
   name += ']';
   const Tensor ya = c.op(a), yb = c.reference(b);
   expect_close(ya, yb, c.tolerance, name + ": output");
-  expect(ya.requires_grad() == yb.requires_grad(), name + ": requires_grad");
+  EXPECT_TRUE(ya.requires_grad() == yb.requires_grad()) << name + ": requires_grad";
   if (!yb.requires_grad()) {
     return;
   }
@@ -200,7 +200,7 @@ Tensor reference_lora(const Tensor& x, const Tensor& w, const Tensor& a, const T
   return bias.defined() ? y + bias : y;
 }
 
-void linears() {
+TEST_P(Ops, Linears) {
   // The second shape needs two bands of dequantised weight, the third has rows that share a block.
   struct Shape {
     int64_t tokens, out, in, rank;
@@ -245,7 +245,7 @@ void linears() {
                1e-2, "linear_4bit in bfloat16");
 }
 
-void norms() {
+TEST_P(Ops, RMSNorm) {
   for (const int64_t size : {64, 576, 37, 3}) {
     compare_all_subsets({"rms_norm " + std::to_string(size),
                          {at::randn({2, 70, size}), at::randn({size})},
@@ -260,7 +260,8 @@ void norms() {
     const Tensor x = at::randn({5, 40}).to(dtype), w = at::randn({40}).to(dtype);
     const Tensor f = x.to(at::kFloat);
     const Tensor want = w * (f * (f.pow(2).mean(-1, true) + 1e-6).rsqrt()).to(dtype);
-    expect(at::allclose(rms_norm(x, w, 1e-6).to(at::kFloat), want.to(at::kFloat), 1e-2, 1e-3), "rms_norm in half types");
+    EXPECT_TRUE(at::allclose(rms_norm(x, w, 1e-6).to(at::kFloat), want.to(at::kFloat), 1e-2, 1e-3))
+        << "rms_norm in half types";
   }
 }
 
@@ -269,7 +270,7 @@ Tensor rotate_half(const Tensor& x) {
   return at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
 }
 
-void ropes() {
+TEST_P(Ops, RoPE) {
   for (const int64_t dim : {64, 12, 2}) {
     for (const bool per_batch : {false, true}) {
       const Tensor angle = per_batch ? at::randn({2, 5, dim}) : at::randn({5, dim});
@@ -291,10 +292,10 @@ void ropes() {
   // A slice of a fused projection has heads apart from each other.
   const Tensor qkv = at::randn({2, 5, 9, 8}), cos = at::randn({5, 8}), sin = at::randn({5, 8});
   const Tensor q = qkv.narrow(2, 3, 4);
-  expect(same_bits(rope(q, cos, sin), rope(q.contiguous(), cos, sin)), "rope of a slice");
+  EXPECT_TRUE(same_bits(rope(q, cos, sin), rope(q.contiguous(), cos, sin))) << "rope of a slice";
 }
 
-void swiglus() {
+TEST_P(Ops, SwiGLU) {
   for (const int64_t n : {1, 7, 8, 1000}) {
     compare_all_subsets({"swiglu " + std::to_string(n),
                          {at::randn({3, n}) * 4, at::randn({3, n})},
@@ -303,11 +304,12 @@ void swiglus() {
                          [](const auto& t) { return at::silu(t[0]) * t[1]; }});
   }
   const Tensor extreme = at::tensor({-1e30f, -200.f, -90.f, -88.f, -1e-20f, 0.f, 1e-20f, 88.f, 90.f, 200.f, 1e30f});
-  expect(at::allclose(swiglu(extreme, at::ones_like(extreme)), at::silu(extreme), 1e-6, 1e-30), "swiglu of extremes");
-  expect(swiglu(at::tensor({NAN}), at::ones({1})).isnan().all().item<bool>(), "swiglu keeps NaN");
+  EXPECT_TRUE(at::allclose(swiglu(extreme, at::ones_like(extreme)), at::silu(extreme), 1e-6, 1e-30))
+      << "swiglu of extremes";
+  EXPECT_TRUE(swiglu(at::tensor({NAN}), at::ones({1})).isnan().all().item<bool>()) << "swiglu keeps NaN";
 }
 
-void heads() {
+TEST_P(Ops, LinearCrossEntropy) {
   struct Shape {
     int64_t rows, hidden, vocabulary;
   };
@@ -328,14 +330,14 @@ void heads() {
                            },
                            1e-6});
       const auto [loss, count] = linear_cross_entropy(at::randn({s.rows, s.hidden}), at::randn({s.vocabulary, s.hidden}), labels, 1);
-      expect(count.item<int64_t>() == (labels != -100).sum().item<int64_t>(), "linear_cross_entropy: count");
+      EXPECT_TRUE(count.item<int64_t>() == (labels != -100).sum().item<int64_t>()) << "linear_cross_entropy: count";
     }
   }
   Tensor h = at::randn({3, 4}).requires_grad_(), w = at::randn({5, 4});
   const auto [loss, count] = linear_cross_entropy(h, w, at::full({3}, -100, at::kLong), 1);
   loss.backward();
-  expect(loss.item<float>() == 0 && count.item<int64_t>() == 0 && h.grad().eq(0).all().item<bool>(),
-         "linear_cross_entropy without a target");
+  EXPECT_TRUE(loss.item<float>() == 0 && count.item<int64_t>() == 0 && h.grad().eq(0).all().item<bool>())
+      << "linear_cross_entropy without a target";
   // Confident rows: softmax - 1 is tiny next to its terms.
   compare_all_subsets({"linear_cross_entropy, confident",
                        {at::eye(6) * 14, at::eye(6)},
@@ -359,14 +361,14 @@ void heads() {
   lw.backward();
   expect_close(ln, lw, 1e-6, "linear_cross_entropy with a narrow head: loss");
   expect_close(xn.grad(), xw.grad(), 1e-6, "linear_cross_entropy with a narrow head: gradient");
-  expect(std::get<0>(linear_cross_entropy(at::full({2, 4}, NAN), w, at::zeros({2}, at::kLong), 1)).isnan().item<bool>(),
-         "linear_cross_entropy keeps NaN");
+  EXPECT_TRUE(std::get<0>(linear_cross_entropy(at::full({2, 4}, NAN), w, at::zeros({2}, at::kLong), 1)).isnan().item<bool>())
+      << "linear_cross_entropy keeps NaN";
 }
 
 // ---- lifetime ----
 
 // FSDP frees the storage of a weight after the forward and refills it before the backward.
-void refilled_storage() {
+TEST_P(Ops, StorageIsRefilled) {
   const int64_t out = 48, in = 64;
   const Packed p = quantize(at::randn({out, in}), "nf4", 64, true);
   const Tensor a0 = at::randn({4, in}), b0 = at::randn({out, 4}), x0 = at::randn({5, in});
@@ -390,13 +392,13 @@ void refilled_storage() {
     if (!free) {
       want = {x.grad(), a.grad(), b.grad()};
     } else {
-      expect(at::equal(x.grad(), want[0]) && at::equal(a.grad(), want[1]) && at::equal(b.grad(), want[2]),
-             "gradients after the storage was refilled");
+      EXPECT_TRUE(at::equal(x.grad(), want[0]) && at::equal(a.grad(), want[1]) && at::equal(b.grad(), want[2]))
+          << "gradients after the storage was refilled";
     }
   }
 }
 
-void errors() {
+TEST_P(Ops, Errors) {
   const Packed p = quantize(at::randn({32, 64}), "nf4", 64, true);
   const Tensor x = at::randn({4, 64});
   expect_error([&] { linear_4bit(at::randn({4, 65}), p, 32, 64); }, "last dimension 64", "linear_4bit: wrong x");
@@ -425,18 +427,18 @@ void errors() {
   expect_error([&] { y.backward(); }, "second time", "backward through a freed graph");
 }
 
-void inference() {
+TEST_P(Ops, InferenceMode) {
   const Packed p = quantize(at::randn({32, 64}), "nf4", 64, true);
   const Tensor x = at::randn({4, 64}), a = at::randn({2, 64}), b = at::randn({32, 2});
   const Tensor want = lora_linear_4bit(x, p, 32, 64, a, b, 2);
   const c10::InferenceMode mode;
   const Tensor got = lora_linear_4bit(x.clone(), p, 32, 64, a.clone(), b.clone(), 2);
-  expect(got.is_inference() && at::equal(got, want), "lora_linear_4bit in inference mode");
-  expect(swiglu(x.clone(), x.clone()).is_inference(), "swiglu in inference mode");
+  EXPECT_TRUE(got.is_inference() && at::equal(got, want)) << "lora_linear_4bit in inference mode";
+  EXPECT_TRUE(swiglu(x.clone(), x.clone()).is_inference()) << "swiglu in inference mode";
 }
 
 // Scratch buffers are shared between threads: each call must have its own.
-void threads() {
+TEST_P(Ops, ManyThreads) {
   const Packed p = quantize(at::randn({96, 128}), "nf4", 64, true);
   const Tensor x = at::randn({8, 128});
   const Tensor want = linear_4bit(x, p, 96, 128);
@@ -452,39 +454,8 @@ void threads() {
   for (std::thread& t : all) {
     t.join();
   }
-  expect(wrong == 0, "linear_4bit from eight threads");
-}
-
-int run(const std::string& folder) {
-  at::manual_seed(7);
-  for (const int threads : {1, 2}) {
-    at::set_num_threads(threads);
-    golden_4bit(folder);
-    golden_linear(folder);
-    ranges();
-    linears();
-    norms();
-    ropes();
-    swiglus();
-    heads();
-  }
-  refilled_storage();
-  errors();
-  inference();
-  threads();
-  std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
-  return failures == 0 ? 0 : 1;
+  EXPECT_TRUE(wrong == 0) << "linear_4bit from eight threads";
 }
 
 } // namespace
 } // namespace gofsdp::test
-
-int main(int argc, char** argv) {
-  try {
-    const auto goldens = std::filesystem::path(__FILE__).parent_path() / "../../testdata/goldens";
-    return gofsdp::test::run(argc > 1 ? argv[1] : goldens.string());
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "ops_test: %s\n", e.what());
-    return 1;
-  }
-}

@@ -100,7 +100,6 @@ typedef struct gf_callbacks {
   X(gf_tensor_storage_resize, (int64_t t, int64_t nbytes), (t, nbytes))                                               \
   X(gf_tensor_variable_data, (int64_t t), (t))                                                                        \
   X(gf_tensor_set_data, (int64_t t, int64_t src), (t, src))                                                           \
-  X(gf_tensor_same, (int64_t a, int64_t b), (a, b))                                                                   \
   /* autograd */                                                                                                      \
   X(gf_set_requires_grad, (int64_t t, int64_t on), (t, on))                                                           \
   X(gf_tensor_grad, (int64_t t), (t))                                                                                 \
