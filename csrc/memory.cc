@@ -59,6 +59,7 @@ class BlockCache {
     Block* block = total >= kMinCached ? take(total) : nullptr;
     if (!block) block = allocate(total);
     if (!block) {
+      free_memory();
       trim();
       block = allocate(total);
     }
@@ -127,9 +128,21 @@ void release(void* data) {
   cache().put(block);
 }
 
+std::atomic<int64_t> limit{0};  // of live bytes; 0 is none
+
+void check_limit(size_t n) {
+  int64_t most = limit.load(std::memory_order_relaxed);
+  if (most == 0) return;
+  auto fits = [&] { return counter().live.load() + static_cast<int64_t>(n) <= most; };
+  if (n <= static_cast<size_t>(most) && (fits() || (free_memory() && fits()))) return;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate memory: ", n, " bytes for a CPU tensor, ",
+                   counter().live.load(), " are in use and the limit is ", most);
+}
+
 struct CountingAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
+    check_limit(n);
     Block* block = cache().get(n);
     counter().add(static_cast<int64_t>(n));
     return {block->data(), block->data(), &release, c10::Device(c10::kCPU)};
@@ -167,6 +180,14 @@ gf_ret gf_memory_stats(int64_t* out, int64_t cap) {
 
 gf_ret gf_memory_reset_peak(void) {
   return guard([&] { counter().peak.store(counter().live.load()); });
+}
+
+// Bounds the live bytes of CPU tensors; 0 takes the bound away. Returns the one before.
+gf_ret gf_memory_limit(int64_t bytes) {
+  return guard([&] {
+    TORCH_CHECK(bytes >= 0, "a memory limit of ", bytes, " bytes");
+    return limit.exchange(bytes);
+  });
 }
 
 gf_ret gf_memory_trim(void) {

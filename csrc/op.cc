@@ -45,6 +45,8 @@ gf_error* current_error() noexcept {
     return make_error(GF_ERR_GO, e.cookie, e.what());
   } catch (const DistFailure& e) {
     return make_error(e.timeout ? GF_ERR_TIMEOUT : GF_ERR_DIST, 0, e.what());
+  } catch (const DeviceMissing& e) {
+    return make_error(GF_ERR_DEVICE, 0, e.what());
   } catch (const c10::OutOfMemoryError& e) {
     return make_error(GF_ERR_OOM, 0, e.what_without_backtrace());
   } catch (const c10::DistError& e) {
@@ -214,6 +216,13 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& 
     case GF_GENERATOR:
       return at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(
           reinterpret_cast<c10::GeneratorImpl*>(r.next())));
+    case GF_STREAM: {
+      int64_t kind = r.next(), index = r.next();
+      return c10::Stream(c10::Stream::UNSAFE,
+                         c10::Device(static_cast<c10::DeviceType>(kind), static_cast<c10::DeviceIndex>(index)), r.next());
+    }
+    case GF_STORAGE:
+      return borrow(r.next()).storage();
     case GF_DEFAULT:
       if (!arg.default_value() && arg.type()->kind() == c10::TypeKind::OptionalType) return {};
       TORCH_CHECK(arg.default_value().has_value(), "argument ", arg.name(), " has no default");

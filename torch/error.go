@@ -17,6 +17,7 @@ var (
 	ErrLibrary     = errors.New("libgofsdp is not available")
 	ErrTimeout     = errors.New("timed out")
 	ErrCollective  = errors.New("collective failed")
+	ErrNoDevice    = errors.New("no such device")
 )
 
 // Error is what operators panic with and Try returns.
@@ -69,6 +70,8 @@ func wrap(op string, err error) error {
 		e.Kind = ErrCollective
 	case capi.KindTimeout:
 		e.Kind = ErrTimeout
+	case capi.KindDevice:
+		e.Kind = ErrNoDevice
 	}
 	return e
 }

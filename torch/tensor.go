@@ -39,7 +39,7 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	if m, err := capi.Meta(h, buf[:]); err == nil {
 		notePressure(t.cell, m[6]*m[7])
 	}
-	runtime.AddCleanup(t, (*cell).free, t.cell)
+	runtime.AddCleanup(t, (*cell).collected, t.cell)
 	return t
 }
 
@@ -47,7 +47,7 @@ const freedMessage = "the tensor was freed, or its scope is closed"
 
 // use gives the handle for one call; done must follow.
 func (t *Tensor) use(op string) capi.Handle {
-	if t == nil {
+	if t == nil || t.cell == nil {
 		fail(op, ErrArgument, "tensor is nil")
 	}
 	h := t.cell.use()
@@ -74,17 +74,22 @@ func (t *Tensor) alias(op string) capi.Handle {
 func (t *Tensor) In(s *Scope) *Tensor { return wrapHandle(t.alias("In"), s) }
 
 // Scope is the scope that frees t, or nil.
-func (t *Tensor) Scope() *Scope { return t.scope }
+func (t *Tensor) Scope() *Scope {
+	if t == nil {
+		return nil
+	}
+	return t.scope
+}
 
 // Free releases the handle now. Freeing twice does nothing; other use of a freed tensor panics.
 func (t *Tensor) Free() {
-	if t != nil {
+	if t != nil && t.cell != nil {
 		t.cell.free()
 	}
 }
 
-// Freed tells whether the handle was released.
-func (t *Tensor) Freed() bool { return t.cell.freed.Load() }
+// Freed tells whether the handle was released. A nil tensor, and the zero Tensor, count as freed.
+func (t *Tensor) Freed() bool { return t == nil || t.cell == nil || t.cell.freed.Load() }
 
 // meta holds the facts of a tensor at one moment.
 type meta struct {
@@ -163,7 +168,7 @@ func (t *Tensor) Version() int64 { return t.meta().version }
 func (t *Tensor) StorageBytes() int64 { return t.meta().storageBytes }
 
 // IsSame tells whether two handles are of one tensor object.
-func (t *Tensor) IsSame(o *Tensor) bool { return t != nil && o != nil && t.cell.h == o.cell.h }
+func (t *Tensor) IsSame(o *Tensor) bool { return !t.Freed() && !o.Freed() && t.cell.h == o.cell.h }
 
 // String describes the tensor without its values.
 func (t *Tensor) String() string {
@@ -176,6 +181,15 @@ func (t *Tensor) String() string {
 	m := t.meta()
 	return fmt.Sprintf("Tensor(%v, %v, %v)", m.shape, m.dtype, m.device)
 }
+
+// Storage is the memory behind a tensor, which its views share. It is valid while that tensor is.
+type Storage struct{ of *Tensor }
+
+// Storage is the memory behind t.
+func (t *Tensor) Storage() Storage { return Storage{t} }
+
+// Bytes is the size of the storage.
+func (s Storage) Bytes() int64 { return s.of.StorageBytes() }
 
 // ResizeStorage frees (0 bytes) or allocates the storage in place; the contents are lost, the tensor object and its
 // place in the autograd graph stay. See Note [Storage free and refill] in csrc/tensor.cc.
