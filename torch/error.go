@@ -54,6 +54,10 @@ func wrap(op string, err error) error {
 	if err == nil {
 		return nil
 	}
+	var te *Error
+	if errors.As(err, &te) {
+		return &Error{Op: op, Msg: te.Msg, Kind: te.Kind, Cause: te.Cause}
+	}
 	var ce *capi.Error
 	if !errors.As(err, &ce) {
 		return &Error{Op: op, Msg: err.Error(), Kind: ErrLibrary, Cause: err}
