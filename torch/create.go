@@ -34,6 +34,9 @@ var (
 	opRand   = newOp("aten::rand", "generator", "size,generator,dtype,device")
 	opCat    = newOp("aten::cat", "", "tensors,dim")
 	opStack  = newOp("aten::stack", "", "tensors,dim")
+
+	opResolveConj = newOp("aten::resolve_conj", "", "self")
+	opResolveNeg  = newOp("aten::resolve_neg", "", "self")
 )
 
 // Empty makes an uninitialised tensor on the CPU, in no scope.
@@ -169,19 +172,30 @@ func (t *Tensor) WithBytes(f func(b []byte)) {
 
 // host is t, or a contiguous CPU copy of it.
 func (t *Tensor) host() *Tensor {
-	if m := t.meta(); m.device.Type == CPUType && m.contiguous {
+	m := t.meta()
+	if m.device.Type == MetaType {
+		fail("host", ErrArgument, "a tensor on the meta device has no elements to read: %v", t)
+	}
+	if m.device.Type == CPUType && m.contiguous {
 		return t
 	}
 	var c *Tensor
-	NoGrad(func() { c = t.ToDevice(CPU).Contiguous() })
+	NoGrad(func() { c = opResolveNeg.one(opResolveConj.one(t.ToDevice(CPU))).Contiguous() })
 	return c
 }
 
-// Item is the value of a tensor of one element.
+// Item is the value of a real tensor of one element, as a float64: integers beyond 2⁵³ are rounded. Slice gives any type
+// as it is.
 func (t *Tensor) Item() float64 {
 	m := t.meta()
 	if m.numel != 1 {
 		fail("Item", ErrArgument, "needs one element, got shape %v", m.shape)
+	}
+	if m.dtype == Complex64 || m.dtype == Complex128 {
+		fail("Item", ErrArgument, "a complex number is no float64: use Slice")
+	}
+	if m.device.Type == MetaType {
+		fail("Item", ErrArgument, "a tensor on the meta device has no elements to read")
 	}
 	var v *Tensor
 	NoGrad(func() { v = t.ToDevice(CPU).To(Float64).In(nil) })

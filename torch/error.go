@@ -54,8 +54,7 @@ func wrap(op string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var te *Error
-	if errors.As(err, &te) {
+	if te, ok := err.(*Error); ok {
 		return &Error{Op: op, Msg: te.Msg, Kind: te.Kind, Cause: te.Cause}
 	}
 	var ce *capi.Error

@@ -35,7 +35,7 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	}
 	t := &Tensor{cell: &cell{}} // apart, since the clean-up of t keeps the cell reachable
 	t.cell.init(h)
-	var buf [64]int64
+	var buf [metaWords]int64
 	if m, err := capi.Meta(h, buf[:]); err == nil {
 		notePressure(t.cell, m[6]*m[7])
 	}
@@ -91,6 +91,8 @@ func (t *Tensor) Free() {
 // Freed tells whether the handle was released. A nil tensor, and the zero Tensor, count as freed.
 func (t *Tensor) Freed() bool { return t == nil || t.cell == nil || t.cell.freed.Load() }
 
+const metaWords = 12 + 2*64 // what capi.Meta gives for the most dimensions that libtorch allows
+
 // meta holds the facts of a tensor at one moment.
 type meta struct {
 	dtype        DType
@@ -98,7 +100,7 @@ type meta struct {
 	requiresGrad bool
 	isLeaf       bool
 	numel        int64
-	contiguous   bool
+	contiguous   bool // and plain: see gf_tensor_meta
 	storageBytes int64
 	offset       int64
 	version      int64
@@ -109,7 +111,7 @@ type meta struct {
 func (t *Tensor) meta() meta {
 	h := t.use("meta")
 	defer t.done()
-	var buf [64]int64
+	var buf [metaWords]int64
 	m, err := capi.Meta(h, buf[:])
 	check("meta", err)
 	nd := m[0]
@@ -158,7 +160,8 @@ func (t *Tensor) RequiresGrad() bool { return t.meta().requiresGrad }
 // IsLeaf tells whether t is no result of a recorded operation.
 func (t *Tensor) IsLeaf() bool { return t.meta().isLeaf }
 
-// IsContiguous tells whether the elements lie in row-major order without gaps.
+// IsContiguous tells whether the elements lie in row-major order without gaps. Views that still have to be conjugated or
+// negated (of complex tensors) do not count.
 func (t *Tensor) IsContiguous() bool { return t.meta().contiguous }
 
 // Version counts in-place changes; autograd compares it between forward and backward.
@@ -192,7 +195,8 @@ func (t *Tensor) Storage() Storage { return Storage{t} }
 func (s Storage) Bytes() int64 { return s.of.StorageBytes() }
 
 // ResizeStorage frees (0 bytes) or allocates the storage in place; the contents are lost, the tensor object and its
-// place in the autograd graph stay. See Note [Storage free and refill] in csrc/tensor.cc.
+// place in the autograd graph stay. nbytes is 0, or at least what t needs; of other views of the storage the caller takes
+// care. See Note [Storage free and refill] in csrc/tensor.cc.
 func (t *Tensor) ResizeStorage(nbytes int64) {
 	h := t.use("ResizeStorage")
 	defer t.done()

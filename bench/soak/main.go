@@ -50,9 +50,9 @@ type result struct {
 	steps         int
 	elapsed       time.Duration
 	before, after torch.Memory
-	slope         float64  // kB of RSS per 1,000 steps, by least squares
-	peaks         [2]int64 // the most RSS in kB of each half
-	loss          float64 // of the last step
+	slope         float64  // kB of RSS per 1,000 steps, by least squares, after the collector
+	peaks         [2]int64 // the most RSS in kB of each half, before the collector
+	loss          float64  // of the last step
 }
 
 func (r result) String() string {
@@ -122,7 +122,12 @@ func run(c config) (result, error) {
 				continue
 			}
 			rss := residentKB()
-			fit.add(float64(i)/1000, float64(rss))
+			if c.gc { // what is retained, without the pages that Go and the C library hold back for later
+				debug.FreeOSMemory()
+				torch.TrimMemory()
+			}
+			kept := residentKB()
+			fit.add(float64(i)/1000, float64(kept))
 			half := &r.peaks[min(1, 2*i/(c.steps+1))]
 			*half = max(*half, rss)
 			if c.progress != nil && i%(10*every) == 0 {
