@@ -117,12 +117,9 @@ func describe(args []reflect.Value) string {
 	return "(" + strings.Join(list, ", ") + ")"
 }
 
-// Every method and function of the package that takes tensors or sizes, called with what does not fit: nil and zero
-// tensors, freed ones, closed scopes, absurd sizes, other types. None may crash, and every fault is an *Error.
-func TestBadInputIsATypedError(t *testing.T) {
-	settle()
-	defer SetMemoryLimit(SetMemoryLimit(MemoryStats().LiveBytes + 256<<20))
-	functions := map[string]any{
+// faultable lists the methods and functions of the package that take tensors, sizes or devices, by name.
+func faultable() (names []string, functions map[string]any) {
+	functions = map[string]any{
 		"Empty": Empty, "EmptyOn": EmptyOn, "Zeros": Zeros, "Ones": Ones, "Full": Full, "Arange": Arange, "Eye": Eye,
 		"Randn": Randn, "Rand": Rand, "Scalar": Scalar, "Cat": Cat, "Stack": Stack, "Embedding": Embedding,
 		"ForeachNorm": ForeachNorm, "ForeachMulInPlace": ForeachMulInPlace, "ForeachMulTensorInPlace": ForeachMulTensorInPlace,
@@ -144,7 +141,7 @@ func TestBadInputIsATypedError(t *testing.T) {
 		"OnDevice":          func(d Device) { OnDevice(d, func() {}) },
 		"DeviceMemoryStats": DeviceMemoryStats, "DeviceMemoryInfo": DeviceMemoryInfo, "ResetDevicePeak": ResetDevicePeak,
 		"Call":          func(x *Tensor, n int64, f float64, name string) { Call("aten::"+name, x, n, f, struct{}{}) },
-		"CallOne":       func(name string) { CallOne(name, nil) },
+		"CallOne":       func(name string) { CallOne("aten::"+name, nil) },
 		"Autocast":      func(d DType) { Autocast(CPUType, d, func() {}) },
 		"QueueCallback": func(bool) { QueueCallback(func() error { return nil }) },
 	}
@@ -156,25 +153,47 @@ func TestBadInputIsATypedError(t *testing.T) {
 			functions[fmt.Sprintf("%v.%s", r, m.Name)] = m.Func.Interface()
 		}
 	}
-	names := make([]string, 0, len(functions))
 	for name := range functions {
 		names = append(names, name)
 	}
-	require.Greater(t, len(names), 150)
 	slices.Sort(names)
+	return names, functions
+}
+
+// Every one of them, called with what does not fit: nil and zero tensors, freed ones, closed scopes, absurd sizes, other
+// types. None may crash, and every fault is an *Error.
+func TestBadInputIsATypedError(t *testing.T) {
+	names, _ := faultable()
+	require.Greater(t, len(names), 150)
+	settle()
 	runtime.LockOSThread() // so that what leaks into a thread's state shows
 	defer runtime.UnlockOSThread()
-	for i, name := range names {
+	for i := range names {
 		for round := range uint64(8) {
-			b := newBadValues(uint64(i)<<8 + round) // anew, since calls free tensors, close scopes and change in place
-			for range 12 {
-				b.call(t, name, reflect.ValueOf(functions[name]))
-			}
-			b.scope.Close()
+			badInput(t, i, round)
 		}
 	}
 	require.True(t, GradEnabled())
 	s := NewScope(nil)
 	defer s.Close()
 	require.Equal(t, 6.0, s.Own(Ones(Float32, 2, 3)).Sum().Item(), "the library still works")
+}
+
+func FuzzBadInput(f *testing.F) {
+	f.Add(uint(0), uint64(1000))
+	f.Fuzz(func(t *testing.T, which uint, seed uint64) {
+		names, _ := faultable()
+		badInput(t, int(which%uint(len(names))), seed)
+	})
+}
+
+// badInput calls one function a few times with values drawn from seed.
+func badInput(t *testing.T, which int, seed uint64) {
+	names, functions := faultable()
+	defer SetMemoryLimit(SetMemoryLimit(MemoryStats().LiveBytes + 256<<20))
+	b := newBadValues(uint64(which)<<8 + seed) // anew, since calls free tensors, close scopes and change in place
+	defer b.scope.Close()
+	for range 12 {
+		b.call(t, names[which], reflect.ValueOf(functions[names[which]]))
+	}
 }
