@@ -31,7 +31,16 @@ struct DistFailure : std::runtime_error {
   DistFailure(const std::string& m, bool t) : std::runtime_error(m), timeout(t) {}
 };
 
+// A device that does not exist here; the message says why.
+struct DeviceMissing : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 extern gf_callbacks go;
+
+// Asks Go to free what it does not use any more, before an allocation fails; tells whether it freed anything. Defined in
+// device.cc.
+bool free_memory() noexcept;
 
 // Calls into Go and turns a reported failure into an exception.
 inline void call_go(uint64_t handle, gf_event event, int64_t* in, int64_t n_in, int64_t* out, int64_t n_out) {

@@ -56,7 +56,7 @@ func load() error {
 		if version != C.GF_ABI_VERSION {
 			return fmt.Errorf("capi: %s has ABI version %d, this program needs %d: run `make build`", path, version, C.GF_ABI_VERSION)
 		}
-		return nil
+		return installLowMemory()
 	}
 	return &LoadError{Tried: tried}
 }
