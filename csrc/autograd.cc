@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "internal.h"
+#include "node.h"
 
 namespace gofsdp {
 
@@ -219,7 +220,7 @@ gf_ret gf_post_accumulate_hook_remove(int64_t t, int64_t id) {
 gf_ret gf_function_record(uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out,
                           const int64_t* saved, int64_t n_saved, int64_t* wrapped) {
   return guard([&] {
-    auto node = c10::make_intrusive<GoFunction>(handle);
+    auto node = make_node<GoFunction>(handle);
     variable_list in = borrow_all(inputs, n_in);
     bool record = at::GradMode::is_enabled() && torch::autograd::any_variable_requires_grad(in);
     if (record) {

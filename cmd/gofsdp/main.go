@@ -20,6 +20,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/gofsdp/gofsdp/internal/setup"
 )
 
 // cli lists the commands.
@@ -64,6 +66,7 @@ func run(args []string) int {
 
 func newParser() (*kong.Kong, error) {
 	return kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Vars{"torch_version": setup.TorchVersion},
 		kong.Description("Fine-tune large language models, sharded over several processes."))
 }
 

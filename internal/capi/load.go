@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"unsafe"
@@ -28,6 +29,19 @@ func (e *LoadError) Error() string {
 		strings.Join(e.Tried, "\n  ")
 }
 
+// VersionError says that the library was built for another libtorch than the one that it would run with.
+type VersionError struct {
+	Library  string // libgofsdp.so
+	Expected string // the libtorch that it was built for, such as 2.13.0
+	Torch    string // the libtorch_cpu.so that is there
+	Found    string // its version
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run `gofsdp setup` to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch)
+}
+
 // Load opens the library once; later calls return the first result. Everything else in this package needs it.
 var Load = sync.OnceValue(load)
 
@@ -40,6 +54,13 @@ func load() error {
 				tried = append(tried, path+": no such file")
 				continue
 			}
+		}
+		if err := checkTorch(path); err != nil {
+			if _, ok := err.(*VersionError); ok {
+				return err
+			}
+			tried = append(tried, path+": "+err.Error())
+			continue
 		}
 		c := C.CString(path)
 		msg := C.load_library(c)
@@ -56,7 +77,7 @@ func load() error {
 		if version != C.GF_ABI_VERSION {
 			return fmt.Errorf("capi: %s has ABI version %d, this program needs %d: run `make build`", path, version, C.GF_ABI_VERSION)
 		}
-		return nil
+		return checkRunning(path)
 	}
 	return &LoadError{Tried: tried}
 }
@@ -70,7 +91,8 @@ func quiet() {
 }
 
 // candidates lists the paths to try: GOFSDP_LIB alone if it is set, the program's own folder and the one above it, the
-// source tree's build folder, the user's cache folder, and the system's search path.
+// source tree's build folder, the user's cache folder (first what was built for this version of the module), and the system's
+// search path.
 func candidates() []string {
 	if p := os.Getenv("GOFSDP_LIB"); p != "" {
 		return []string{p}
@@ -83,10 +105,38 @@ func candidates() []string {
 	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
 		list = append(list, filepath.Join(filepath.Dir(file), "..", "..", "build", libraryName))
 	}
-	if cache := os.Getenv("GOFSDP_CACHE"); cache != "" {
+	cache := os.Getenv("GOFSDP_CACHE")
+	if cache == "" {
+		if dir, err := os.UserCacheDir(); err == nil {
+			cache = filepath.Join(dir, "gofsdp")
+		}
+	}
+	if cache != "" {
+		if name := moduleName(); name != "" {
+			list = append(list, filepath.Join(cache, "lib", name, libraryName))
+		}
 		list = append(list, filepath.Join(cache, "lib", libraryName))
-	} else if cache, err := os.UserCacheDir(); err == nil {
-		list = append(list, filepath.Join(cache, "gofsdp", "lib", libraryName))
 	}
 	return append(list, libraryName)
+}
+
+// moduleName is the folder that Go's module cache gives the version of this module in the program that runs, such as
+// gofsdp@v1.2.3, or "" where it is a work copy.
+func moduleName() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	for _, module := range append(info.Deps, &info.Main) {
+		if module.Path != "github.com/gofsdp/gofsdp" {
+			continue
+		}
+		if module.Replace != nil {
+			module = module.Replace
+		}
+		if strings.HasPrefix(module.Version, "v") {
+			return filepath.Base(module.Path) + "@" + module.Version
+		}
+	}
+	return ""
 }

@@ -348,5 +348,18 @@ func (e *LoadError) Error() string {
 		strings.Join(e.Tried, "\n  ")
 }
 
+// VersionError says that the library was built for another libtorch than the one that it would run with.
+type VersionError struct {
+	Library  string // libgofsdp.so
+	Expected string // the libtorch that it was built for, such as 2.13.0
+	Torch    string // the libtorch_cpu.so that is there
+	Found    string // its version
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run `gofsdp setup` to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch)
+}
+
 // Load says that there is no cgo.
 func Load() error { return errNoCgo }
