@@ -123,7 +123,7 @@ func newService(t *testing.T) *service {
 	})
 	write(filepath.Join(s.dir, "main.go"), serviceMain)
 	write(filepath.Join(s.dir, "go.mod"), "module example.org/service\n\ngo 1.26.0\n")
-	s.must(t, "go", "get", setup.ModulePath+"@"+embedVersion.Version)
+	s.must(t, "go", "get", setup.ModulePath+"/torch@"+embedVersion.Version)
 	return s
 }
 
@@ -162,7 +162,8 @@ func TestEmbeddingBuildsWithNothingInstalled(t *testing.T) {
 
 	s.must(t, "go", "build", "-o", "service", ".")
 	_, err = s.run("./service")
-	for _, want := range []string{"exit status 1", "libgofsdp.so could not be loaded", "gofsdp setup", "GOFSDP_LIB",
+	for _, want := range []string{"exit status 1", "libgofsdp.so could not be loaded", "GOFSDP_LIB",
+		"run `go run " + setup.ModulePath + "/cmd/gofsdp@" + embedVersion.Version + " setup`",
 		"/home/.cache/gofsdp/lib/gofsdp@" + embedVersion.Version + "/libgofsdp.so: no such file"} {
 		require.ErrorContains(t, err, want)
 	}

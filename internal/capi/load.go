@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"unsafe"
@@ -25,7 +24,7 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
-	return "capi: " + libraryName + " could not be loaded; run `make build` (or `gofsdp setup`), or set GOFSDP_LIB\n  " +
+	return "capi: " + libraryName + " could not be loaded; run " + setupCommand() + ", or set GOFSDP_LIB\n  " +
 		strings.Join(e.Tried, "\n  ")
 }
 
@@ -38,8 +37,8 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run `gofsdp setup` to build it anew, "+
-		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch)
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run %s to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch, setupCommand())
 }
 
 // Load opens the library once; later calls return the first result. Everything else in this package needs it.
@@ -118,25 +117,4 @@ func candidates() []string {
 		list = append(list, filepath.Join(cache, "lib", libraryName))
 	}
 	return append(list, libraryName)
-}
-
-// moduleName is the folder that Go's module cache gives the version of this module in the program that runs, such as
-// gofsdp@v1.2.3, or "" where it is a work copy.
-func moduleName() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	for _, module := range append(info.Deps, &info.Main) {
-		if module.Path != "github.com/gofsdp/gofsdp" {
-			continue
-		}
-		if module.Replace != nil {
-			module = module.Replace
-		}
-		if strings.HasPrefix(module.Version, "v") {
-			return filepath.Base(module.Path) + "@" + module.Version
-		}
-	}
-	return ""
 }

@@ -344,7 +344,7 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
-	return "capi: " + libraryName + " could not be loaded; run `make build` (or `gofsdp setup`), or set GOFSDP_LIB\n  " +
+	return "capi: " + libraryName + " could not be loaded; run " + setupCommand() + ", or set GOFSDP_LIB\n  " +
 		strings.Join(e.Tried, "\n  ")
 }
 
@@ -357,8 +357,8 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run `gofsdp setup` to build it anew, "+
-		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch)
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run %s to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch, setupCommand())
 }
 
 // Load says that there is no cgo.

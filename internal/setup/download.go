@@ -154,13 +154,17 @@ func pipError(err error, output string) error {
 	case has("no module named pip"):
 		hint = "python3 has no pip: " + aptCommand([]string{"python3-pip"})
 	}
-	last := ""
+	last, details := "", ""
 	for line := range strings.Lines(output) {
-		if s := strings.TrimSpace(line); strings.HasPrefix(s, "ERROR:") || last == "" && s != "" {
-			last = s
+		s := strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(s, "ERROR:") || last == "" && s != "":
+			last, details = s, ""
+		case strings.Contains(s, " from ") || strings.HasPrefix(s, "Expected ") || strings.HasPrefix(s, "Got "): // of a wrong hash
+			details += " " + s
 		}
 	}
-	return fmt.Errorf("pip download: %w: %s (%s)", err, last, hint)
+	return fmt.Errorf("pip download: %w: %s%s (%s)", err, last, details, hint)
 }
 
 // keepPipLine keeps pip's announcements of downloads, with their sizes, and its errors.

@@ -173,8 +173,9 @@ func TestFailuresLeaveNothingAndSayWhatToDo(t *testing.T) {
 	}{
 		"hash": {func(o *Options, _ string) { o.wheels[0].SHA256 = strings.Repeat("0", 64) }, "has SHA-256"},
 		"hash, found by pip": {func(o *Options, _ string) {
-			o.pip = pip("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.")
-		}, "not the pinned file"},
+			o.pip = pip("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n    torch==2.13.0 from file:///w.whl:\n" +
+				"        Expected sha256 60fc\n             Got        1234")
+		}, "torch==2.13.0 from file:///w.whl: Expected sha256 60fc Got        1234 (a download is not the pinned file"},
 		"network": {func(o *Options, _ string) {
 			o.pip = pip("ERROR: Max retries exceeded: Temporary failure in name resolution")
 		}, "check the network"},
