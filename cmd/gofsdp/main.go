@@ -22,6 +22,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/gofsdp/gofsdp/internal/setup"
+	"github.com/gofsdp/gofsdp/torch"
 )
 
 // cli lists the commands.
@@ -61,7 +62,13 @@ func run(args []string) int {
 		names = append(names, node.Name)
 	}
 	command.Bind(names)
-	return report(command.Run())
+	return report(execute(command))
+}
+
+// execute runs the command; the failure of an operator that nothing below made an error of is the command's.
+func execute(command *kong.Context) (err error) {
+	defer torch.Catch(&err)
+	return command.Run()
 }
 
 func newParser() (*kong.Kong, error) {
