@@ -15,6 +15,7 @@
 
 #include "internal.h"
 #include "memory.h"
+#include "node.h"
 
 namespace gofsdp {
 
@@ -232,7 +233,7 @@ gf_ret gf_function_record(uint64_t handle, const char* name, const int64_t* inpu
                           int64_t* wrapped) {
   GoHandle given(handle);
   return guard([&] {
-    auto node = c10::make_intrusive<GoFunction>(std::move(given), name);
+    auto node = make_node<GoFunction>(std::move(given), name);
     variable_list in = borrow_all(inputs, n_in);
     bool record = at::GradMode::is_enabled() && torch::autograd::any_variable_requires_grad(in);
     if (record) node->set_next_edges(torch::autograd::collect_next_edges(in));

@@ -12,6 +12,7 @@
 
 #include "internal.h"
 #include "typed.h"
+#include "version.h"
 
 namespace gofsdp {
 
@@ -355,7 +356,7 @@ gf_ret gf_init(const gf_callbacks* callbacks) {
 gf_ret gf_versions(char* out, int64_t cap) {
   return guard([&] {
     std::ostringstream s;
-    s << "built " << TORCH_VERSION << "\n" << at::get_parallel_info();
+    s << "built " << TORCH_VERSION << ", running " << running_version() << "\n" << at::get_parallel_info();
     return copy_text(s.str(), out, cap);
   });
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/gofsdp/gofsdp/internal/setup"
 	"github.com/gofsdp/gofsdp/torch"
 )
 
@@ -72,6 +73,7 @@ func execute(command *kong.Context) (err error) {
 
 func newParser() (*kong.Kong, error) {
 	return kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Vars{"torch_version": setup.TorchVersion},
 		kong.Description("Fine-tune large language models, sharded over several processes."))
 }
 

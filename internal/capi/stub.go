@@ -442,8 +442,21 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
-	return "capi: " + libraryName + " could not be loaded; run `make build` (or `gofsdp setup`), or set GOFSDP_LIB\n  " +
+	return "capi: " + libraryName + " could not be loaded; run " + setupCommand() + ", or set GOFSDP_LIB\n  " +
 		strings.Join(e.Tried, "\n  ")
+}
+
+// VersionError says that the library was built for another libtorch than the one that it would run with.
+type VersionError struct {
+	Library  string // libgofsdp.so
+	Expected string // the libtorch that it was built for, such as 2.13.0
+	Torch    string // the libtorch_cpu.so that is there
+	Found    string // its version
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run %s to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch, setupCommand())
 }
 
 // Load says that there is no cgo.
