@@ -245,10 +245,12 @@ func FuzzParse(f *testing.F) {
 		require.NoError(f, err)
 		f.Add(data)
 	}
+	f.Add(archiveOf(f, zip.Store, entry{"m/data/0", "0123456789abcdef"}, entry{"m/data.pkl", scriptModule}, entry{"m/constants.pkl", ""}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file, err := Parse("f", data)
-		if err == nil {
-			readAll(t, file)
+		for _, parse := range []func(string, []byte) (*File, error){Parse, ParseModule} {
+			if file, err := parse("f", data); err == nil {
+				readAll(t, file)
+			}
 		}
 	})
 }

@@ -4,6 +4,7 @@ package functional
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/aten"
@@ -81,12 +82,18 @@ func NllLoss(input, target, weight gotorch.Tensor, ignoreIndex int64,
 	return gotorch.Wrap(F.NLLLoss(input.Torch(), target.Torch(), reduction("NllLoss", how), o))
 }
 
-// BinaryCrossEntropy is the loss of probabilities against targets of the same shape. The reduction is "none", "mean" or
-// "sum". As in the original, targets may lie outside [0, 1].
+// BinaryCrossEntropy is the loss of probabilities against as many targets. The reduction is "none", "mean" or "sum". As in
+// the original, targets may lie outside [0, 1], and have another shape, such as (batch) for an input (batch, 1).
 func BinaryCrossEntropy(input, target, weight gotorch.Tensor,
 	how string) gotorch.Tensor {
 	r := reduction("BinaryCrossEntropy", how)
 	x, y, w := input.Torch(), target.Torch(), optional(weight)
+	if a, b := x.Shape(), y.Shape(); !slices.Equal(a, b) {
+		if x.Numel() != y.Numel() {
+			fail("BinaryCrossEntropy", "the input has shape %v, the target %v", a, b)
+		}
+		y = y.Reshape(a...)
+	}
 	var loss *torch.Tensor
 	if torch.Try(func() { loss = F.BinaryCrossEntropy(x, y, w, r) }) != nil {
 		loss = linearCrossEntropy(x, y, w, r)
