@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 )
@@ -48,6 +49,16 @@ func findGlobal(module, name string) (global, error) {
 		"save the model's state_dict, or convert it to safetensors", string(g))
 }
 
+// findClass is findGlobal for TorchScript archives, whose objects name their classes.
+func findClass(module, name string) (global, error) {
+	if g := global(module + "." + name); g.isClass() {
+		return g, nil
+	}
+	return findGlobal(module, name)
+}
+
+func (g global) isClass() bool { return strings.HasPrefix(string(g), "__torch__.") }
+
 // storage is a block of bytes in the archive.
 type storage struct {
 	key   string
@@ -69,7 +80,11 @@ func reduce(f global, args []any) (any, error) {
 	case rebuildParameter:
 		if len(args) >= 1 {
 			if t, ok := args[0].(*Tensor); ok {
-				return t, nil
+				p := *t
+				if len(args) > 1 {
+					p.RequiresGrad = args[1] == any(true)
+				}
+				return &p, nil
 			}
 		}
 	case rebuildTensor:
@@ -83,6 +98,9 @@ func reduce(f global, args []any) (any, error) {
 			}
 		}
 	default:
+		if f.isClass() && len(args) == 0 {
+			return &Dict{object: true}, nil
+		}
 		return nil, errors.New("cannot be called")
 	}
 	return nil, fmt.Errorf("got %d arguments of unexpected types", len(args))
@@ -128,7 +146,7 @@ func newTensor(args []any, dtype string) (*Tensor, error) {
 	if dtype == "" || s.dtype != "" && s.dtype != dtype {
 		return nil, fmt.Errorf("storage %s is of dtype %q, the tensor of %q", s.key, s.dtype, dtype)
 	}
-	t := &Tensor{DType: dtype, Shape: shape, stride: stride, offset: offset, storage: s}
+	t := &Tensor{DType: dtype, Shape: shape, RequiresGrad: args[4] == any(true), stride: stride, offset: offset, storage: s}
 	t.width = int64(safetensors.BitsPerElement(dtype) / 8)
 	size, err := safetensors.ByteSize(dtype, shape)
 	if err != nil {

@@ -9,8 +9,11 @@ import (
 
 // Values that the machine makes. Python's None is nil; bool, int64, *big.Int, float64, string and []byte are Go's.
 type (
-	// Dict is a dict or an OrderedDict, in the order of the file.
-	Dict struct{ Items []Item }
+	// Dict is a dict or an OrderedDict, in the order of the file, or the attributes of an object of TorchScript.
+	Dict struct {
+		Items  []Item
+		object bool
+	}
 	// Item is an entry of a Dict.
 	Item struct{ Key, Value any }
 	// List is a list or a set.
@@ -296,10 +299,18 @@ func (m *machine) object(op byte) error {
 			return fmt.Errorf("%s: %w", f, err)
 		}
 		m.push(v)
-	case opBuild: // the attributes of an OrderedDict ("_metadata"), which carry no weights
-		m.pop()
-		if _, ok := m.top().(*Dict); !ok {
+	case opBuild:
+		attributes := m.pop()
+		target, ok := m.top().(*Dict)
+		if !ok {
 			return fmt.Errorf("attributes for %s", describe(m.top()))
+		}
+		if target.object { // those of an OrderedDict ("_metadata") carry no weights
+			d, ok := attributes.(*Dict)
+			if !ok {
+				return fmt.Errorf("the attributes of an object are %s", describe(attributes))
+			}
+			target.Items = d.Items
 		}
 	case opPersID:
 		v, err := m.pers(m.pop())
