@@ -47,13 +47,18 @@ type GlooConfig struct {
 type Gloo struct {
 	rank, size int
 	timeout    time.Duration
+	host       string
+	store      *Store
+	ownsStore  bool
+	name       string // of the part, in a group that Split made
+	splits     int    // how often the group was split, so that every part has keys of its own in the store
 
 	mu      sync.Mutex
 	h       capi.Handle
 	aborted error
 }
 
-var _ Group = (*Gloo)(nil)
+var _ Splitter = (*Gloo)(nil)
 
 // NewGloo connects this rank with the other size−1 ranks that use the same store. It returns when all are connected.
 func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*Gloo, error) {
@@ -73,15 +78,19 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 	}
 	opened := make(chan result, 1)
 	go func() {
-		h, err := capi.NewGloo(store.h, rank, size, connect.Milliseconds(), c.Host)
-		opened <- result{h, err}
+		var r result
+		r.err = store.use(func(s capi.Handle) (err error) {
+			r.h, err = capi.NewGloo(s, rank, size, connect.Milliseconds(), c.Host)
+			return err
+		})
+		opened <- r
 	}()
 	select {
 	case r := <-opened:
 		if r.err != nil {
 			return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, r.err)
 		}
-		return &Gloo{rank: rank, size: size, timeout: c.Timeout, h: r.h}, nil
+		return &Gloo{rank: rank, size: size, timeout: c.Timeout, host: c.Host, store: store, h: r.h}, nil
 	case <-ctx.Done():
 		go func() { // the connecting itself cannot be ended
 			if r := <-opened; r.err == nil {
@@ -109,9 +118,7 @@ func Init(ctx context.Context, env Env, timeout time.Duration) (Group, func(cont
 	}
 	g, err := NewGloo(ctx, store, env.Rank, env.WorldSize, GlooConfig{Host: host, Timeout: timeout})
 	if err != nil {
-		if ctx.Err() == nil { // else the connecting still runs, and reads the store
-			store.release()
-		}
+		store.release()
 		return nil, nil, err
 	}
 	return g, func(ctx context.Context) error { return errors.Join(g.Close(ctx), store.Close(ctx)) }, nil
@@ -185,6 +192,32 @@ func (g *Gloo) Barrier(ctx context.Context) error {
 	return Wait(ctx)(g.start(ctx, "barrier", nil, capi.Barrier))
 }
 
+// Split implements Splitter. The parts meet through the store of this group, which must be open.
+func (g *Gloo) Split(ctx context.Context, name string, ranks []int) (Group, error) {
+	fail := func(err error) error {
+		return fmt.Errorf("dist: rank %d of %d: split %q into ranks %v: %w", g.rank, g.size, name, ranks, err)
+	}
+	member, err := memberOf(ranks, g.rank, g.size)
+	if err != nil {
+		return nil, fail(err)
+	}
+	g.splits++
+	if len(ranks) == 1 {
+		return NewSingle(), nil
+	}
+	store, err := g.store.Prefix(fmt.Sprintf("split-%d/%s/from-%d", g.splits, name, ranks[0]))
+	if err != nil {
+		return nil, fail(err)
+	}
+	part, err := NewGloo(ctx, store, member, len(ranks), GlooConfig{Host: g.host, Timeout: g.timeout})
+	if err != nil {
+		store.release()
+		return nil, fail(err)
+	}
+	part.name, part.ownsStore = name, true
+	return part, nil
+}
+
 // Abort implements Group.
 func (g *Gloo) Abort(cause error) {
 	g.mu.Lock()
@@ -206,6 +239,9 @@ func (g *Gloo) Close(context.Context) error {
 	if g.h != 0 {
 		capi.FreeGroup(g.h)
 		g.h = 0
+		if g.ownsStore {
+			g.store.release()
+		}
 	}
 	return nil
 }
@@ -320,57 +356,4 @@ func (t *then) Wait(ctx context.Context) error {
 		t.err, t.f = t.f(), nil
 	}
 	return errors.Join(err, t.err)
-}
-
-// Single is the group of one rank: collectives are copies.
-type Single struct{}
-
-var _ Group = Single{}
-
-// NewSingle makes a group of one rank.
-func NewSingle() Single { return Single{} }
-
-// Rank implements Group.
-func (Single) Rank() int { return 0 }
-
-// Size implements Group.
-func (Single) Size() int { return 1 }
-
-type done struct{}
-
-func (done) Wait(context.Context) error { return nil }
-
-// AllGather implements Group.
-func (Single) AllGather(_ context.Context, out, in *torch.Tensor) (Work, error) {
-	return done{}, copyInto(out, in)
-}
-
-// ReduceScatter implements Group.
-func (Single) ReduceScatter(_ context.Context, out, in *torch.Tensor, _ ReduceOp) (Work, error) {
-	return done{}, copyInto(out, in)
-}
-
-// AllReduce implements Group.
-func (Single) AllReduce(context.Context, *torch.Tensor, ReduceOp) (Work, error) { return done{}, nil }
-
-// Broadcast implements Group.
-func (Single) Broadcast(context.Context, *torch.Tensor, int) (Work, error) { return done{}, nil }
-
-// Barrier implements Group.
-func (Single) Barrier(context.Context) error { return nil }
-
-// Abort implements Group.
-func (Single) Abort(error) {}
-
-// Close implements Group.
-func (Single) Close(context.Context) error { return nil }
-
-func copyInto(out, in *torch.Tensor) error {
-	return torch.Try(func() {
-		torch.NoGrad(func() {
-			s := torch.NewScope(nil)
-			defer s.Close()
-			out.In(s).VariableData().View(-1).Copy(in.In(s).Detach().Reshape(-1))
-		})
-	})
 }
