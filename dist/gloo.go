@@ -12,29 +12,6 @@ import (
 	"github.com/gofsdp/gofsdp/torch"
 )
 
-// Error is a collective that failed on this rank.
-type Error struct {
-	Op    string
-	Rank  int
-	Size  int
-	Shape []int64
-	Err   error
-}
-
-// Error names the rank and the collective.
-func (e *Error) Error() string {
-	return fmt.Sprintf("dist: rank %d of %d: %s of shape %v: %v", e.Rank, e.Size, e.Op, e.Shape, e.Err)
-}
-
-// Unwrap leads to the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// ErrAborted is the reason of collectives after Abort.
-var ErrAborted = errors.New("process group was aborted")
-
-// ErrTimeout is the reason of collectives that some rank did not join in time.
-var ErrTimeout = errors.New("timed out: a rank did not take part, or is stuck")
-
 // GlooConfig are the settings of NewGloo. The zero value works on one machine.
 type GlooConfig struct {
 	// Host is a name or address of this machine, which chooses the network interface. Empty: the loopback interface.
@@ -142,10 +119,10 @@ func (g *Gloo) Size() int { return g.size }
 
 // AllGather implements Group.
 func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, error) {
-	if out.Numel() != int64(g.size)*in.Numel() || out.DType() != in.DType() {
-		return nil, g.fail("all-gather", in, fmt.Errorf("out is %v, needs %d elements of %v", out, int64(g.size)*in.Numel(), in.DType()))
-	}
-	return g.start(ctx, "all-gather", in, func(pg capi.Handle) (h capi.Handle, err error) {
+	return g.start(ctx, OpAllGather, in, func(pg capi.Handle) (h capi.Handle, err error) {
+		if err := checkAllGather(g.size, out, in); err != nil {
+			return 0, err
+		}
 		out.WithHandle(func(o uintptr) {
 			in.WithHandle(func(i uintptr) { h, err = capi.AllGather(pg, capi.Handle(o), capi.Handle(i)) })
 		})
@@ -155,10 +132,10 @@ func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, erro
 
 // ReduceScatter implements Group. Gloo has no average: Avg divides after the sum.
 func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op ReduceOp) (Work, error) {
-	if in.Numel() != int64(g.size)*out.Numel() || out.DType() != in.DType() || in.Dim() != 1 || out.Dim() != 1 {
-		return nil, g.fail("reduce-scatter", in, fmt.Errorf("out is %v, needs to be one of %d equal parts of 1-D %v", out, g.size, in))
-	}
-	w, err := g.start(ctx, "reduce-scatter", in, func(pg capi.Handle) (h capi.Handle, err error) {
+	w, err := g.start(ctx, OpReduceScatter, in, func(pg capi.Handle) (h capi.Handle, err error) {
+		if err := checkReduceScatter(g.size, out, in); err != nil {
+			return 0, err
+		}
 		out.WithHandle(func(o uintptr) {
 			in.WithHandle(func(i uintptr) { h, err = capi.ReduceScatter(pg, capi.Handle(o), capi.Handle(i), op.code()) })
 		})
@@ -169,7 +146,7 @@ func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op Redu
 
 // AllReduce implements Group.
 func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Work, error) {
-	w, err := g.start(ctx, "all-reduce", t, func(pg capi.Handle) (h capi.Handle, err error) {
+	w, err := g.start(ctx, OpAllReduce, t, func(pg capi.Handle) (h capi.Handle, err error) {
 		t.WithHandle(func(x uintptr) { h, err = capi.AllReduce(pg, capi.Handle(x), op.code()) })
 		return h, err
 	})
@@ -178,10 +155,10 @@ func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Wor
 
 // Broadcast implements Group.
 func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, error) {
-	if root < 0 || root >= g.size {
-		return nil, g.fail("broadcast", t, fmt.Errorf("root is rank %d", root))
-	}
-	return g.start(ctx, "broadcast", t, func(pg capi.Handle) (h capi.Handle, err error) {
+	return g.start(ctx, OpBroadcast, t, func(pg capi.Handle) (h capi.Handle, err error) {
+		if root < 0 || root >= g.size {
+			return 0, fmt.Errorf("root is rank %d", root)
+		}
 		t.WithHandle(func(x uintptr) { h, err = capi.Broadcast(pg, capi.Handle(x), root) })
 		return h, err
 	})
@@ -189,7 +166,7 @@ func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, 
 
 // Barrier implements Group.
 func (g *Gloo) Barrier(ctx context.Context) error {
-	return Wait(ctx)(g.start(ctx, "barrier", nil, capi.Barrier))
+	return Wait(ctx)(g.start(ctx, OpBarrier, nil, capi.Barrier))
 }
 
 // Split implements Splitter. The parts meet through the store of this group, which must be open.
@@ -225,10 +202,7 @@ func (g *Gloo) Abort(cause error) {
 	if g.aborted != nil || g.h == 0 {
 		return
 	}
-	g.aborted = ErrAborted
-	if cause != nil {
-		g.aborted = fmt.Errorf("%w: %w", ErrAborted, cause)
-	}
+	g.aborted = abortedBy(cause)
 	_ = capi.AbortGroup(g.h)
 }
 
@@ -261,46 +235,33 @@ func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, 
 		return w, err
 	}
 	return &then{Work: w, f: func() error {
-		return torch.Try(func() {
-			torch.NoGrad(func() {
-				s := torch.NewScope(nil)
-				defer s.Close()
-				t.In(s).VariableData().DivScalarInPlace(float64(g.size))
-			})
-		})
+		return quietly(func(s *torch.Scope) { t.In(s).VariableData().DivScalarInPlace(float64(g.size)) })
 	}}, nil
 }
 
-func (g *Gloo) fail(op string, t *torch.Tensor, err error) error {
-	e := &Error{Op: op, Rank: g.rank, Size: g.size, Err: err}
-	if t != nil && !t.Freed() {
-		e.Shape = t.Shape()
-	}
-	return e
-}
-
-func (g *Gloo) start(ctx context.Context, op string, t *torch.Tensor, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
+func (g *Gloo) start(ctx context.Context, op Op, t *torch.Tensor, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-		return nil, g.fail(op, t, context.Cause(ctx))
+		return nil, newError(ctx, op, g, t, context.Cause(ctx))
 	case g.aborted != nil:
-		return nil, g.fail(op, t, g.aborted)
+		return nil, newError(ctx, op, g, t, g.aborted)
 	case g.h == 0:
-		return nil, g.fail(op, t, errors.New("the process group is closed"))
+		return nil, newError(ctx, op, g, t, errClosed)
 	}
 	h, err := f(g.h)
 	if err != nil {
-		return nil, g.fail(op, t, err)
+		return nil, newError(ctx, op, g, t, err)
 	}
-	return &glooWork{g: g, h: h, op: op, t: t, deadline: time.Now().Add(g.timeout)}, nil
+	return &glooWork{g: g, h: h, op: op, label: Label(ctx), t: t, deadline: time.Now().Add(g.timeout)}, nil
 }
 
 type glooWork struct {
 	g        *Gloo
 	h        capi.Handle // 0 after the first Wait
-	op       string
+	op       Op
+	label    string
 	t        *torch.Tensor
 	deadline time.Time
 	err      error // what Wait returned
@@ -325,22 +286,26 @@ func (w *glooWork) wait(ctx context.Context) error {
 			if isTimeout(err) {
 				err = fmt.Errorf("%w (%v): %w", ErrTimeout, w.g.timeout, err)
 			}
-			return w.g.fail(w.op, w.t, err)
+			return w.fail(err)
 		}
 		if done {
 			return nil
 		}
 		if ctx.Err() != nil {
-			err := w.g.fail(w.op, w.t, context.Cause(ctx))
+			err := w.fail(context.Cause(ctx))
 			w.g.Abort(err)
 			return err
 		}
 		if time.Now().After(w.deadline) {
-			err := w.g.fail(w.op, w.t, fmt.Errorf("%w (%v)", ErrTimeout, w.g.timeout))
+			err := w.fail(fmt.Errorf("%w (%v)", ErrTimeout, w.g.timeout))
 			w.g.Abort(err)
 			return err
 		}
 	}
+}
+
+func (w *glooWork) fail(err error) error {
+	return newError(WithLabel(context.Background(), w.label), w.op, w.g, w.t, err)
 }
 
 // then is work with something to do afterwards.

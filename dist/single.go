@@ -59,11 +59,7 @@ func (Single) Abort(error) {}
 func (Single) Close(context.Context) error { return nil }
 
 func copyInto(out, in *torch.Tensor) error {
-	return torch.Try(func() {
-		torch.NoGrad(func() {
-			s := torch.NewScope(nil)
-			defer s.Close()
-			out.In(s).VariableData().View(-1).Copy(in.In(s).Detach().Reshape(-1))
-		})
+	return quietly(func(s *torch.Scope) {
+		out.In(s).VariableData().View(-1).Copy(in.In(s).Detach().Reshape(-1))
 	})
 }
