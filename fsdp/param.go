@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -202,10 +203,26 @@ const alignment = 64
 func alignUp(n int64) int64 { return (n + alignment - 1) / alignment * alignment }
 
 // Note [Tags]
-// What a rank sends of a piece of several parameters begins with the number of the unit. If ranks take different branches
-// and gather different units at the same time, the sizes agree only by chance; then the tags tell, instead of a model
-// that computes with another layer's weights.
+// What a rank sends of a piece of several parameters begins with the number of the unit and a hash of the names of its
+// trainable parameters. If ranks take different branches and gather different units at the same time, the sizes agree only
+// by chance; then the tags tell, instead of a model that computes with another layer's weights. And if a parameter is
+// frozen on one rank only, forward says so, where backward would reduce tensors of different sizes.
 const tagBytes = alignment
+
+// tag is the head of a piece.
+type tag struct{ unit, trainable uint64 }
+
+func readTag(b []byte) tag {
+	return tag{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
+}
+
+// write puts the tag into a piece's buffer. Must run without grad.
+func (t tag) write(buffer *torch.Tensor) {
+	s := torch.NewScope(nil)
+	defer s.Close()
+	head := s.Own(torch.FromSlice([]int64{int64(t.unit), int64(t.trainable)}))
+	buffer.In(s).Narrow(0, 0, 16).ViewDType(torch.Int64).Copy(head)
+}
 
 // cut groups a unit's parameters into pieces: large ones alone, the others together, in order.
 func cut(params []*param, directBytes int64) []*piece {
@@ -230,14 +247,9 @@ func cut(params []*param, directBytes int64) []*piece {
 }
 
 // load makes the buffer and moves the parameters' rows into it. Must run without grad.
-func (c *piece) load(config *Config, tag int64) error {
+func (c *piece) load(config *Config) error {
 	if c.buffer == nil {
 		c.buffer = config.pin(zeros(config.storageDevice(), c.stored))
-		if !c.direct && config.Device.Type != torch.MetaType {
-			s := torch.NewScope(nil)
-			c.buffer.In(s).Narrow(0, 0, 8).ViewDType(torch.Int64).Fill(float64(tag))
-			s.Close()
-		}
 	}
 	for _, p := range c.params {
 		if p.shard != nil && p.shard.IsSame(p.p.Tensor()) {

@@ -2,8 +2,8 @@ package fsdp
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/dist"
@@ -38,6 +38,9 @@ type unit struct {
 
 	state     unitState
 	transfers []transfer // all-gathers in flight, one per piece
+
+	tag    tag
+	tagged bool
 
 	trainable []*param
 	buckets   []bucket
@@ -216,14 +219,19 @@ func (u *unit) checkTags(all *torch.Tensor, bytes int64) error {
 	var err error
 	all.WithBytes(func(b []byte) {
 		for at, r := int64(0), 0; at < int64(len(b)); at, r = at+bytes, r+1 {
-			if tag := int(binary.LittleEndian.Uint64(b[at:])); tag != u.number {
-				other := fmt.Sprintf("something else (%d)", tag)
-				if tag >= 0 && tag < len(u.m.units) {
-					other = u.m.units[tag].String()
+			switch t := readTag(b[at:]); {
+			case t == u.tag:
+				continue
+			case t.unit == u.tag.unit:
+				err = fmt.Errorf("rank %d has other trainable parameters in it: freeze and unfreeze on all ranks alike", r)
+			default:
+				other := "something else"
+				if t.unit < uint64(len(u.m.units)) {
+					other = u.m.units[t.unit].String()
 				}
 				err = fmt.Errorf("rank %d gathers %s at the same time: every rank must run the same units in the same order; Config.Branches lets ranks leave units out", r, other)
-				return
 			}
+			return
 		}
 	})
 	return err
@@ -273,7 +281,7 @@ func (u *unit) load() error {
 		return fmt.Errorf("fsdp: %v: parameters were never loaded, they are still on the meta device: %s", u, strings.Join(missing, ", "))
 	}
 	for _, c := range u.pieces {
-		if err := c.load(&u.m.config, int64(u.number)); err != nil {
+		if err := c.load(&u.m.config); err != nil {
 			return err
 		}
 	}
@@ -290,5 +298,28 @@ func (u *unit) load() error {
 		}
 	}
 	u.fillBuckets()
+	u.setTag()
 	return nil
+}
+
+// setTag writes the tag where it has changed.
+func (u *unit) setTag() {
+	if u.m.shard.Size() == 1 || u.m.config.Device.Type == torch.MetaType {
+		return
+	}
+	hash := fnv.New64a()
+	for _, p := range u.trainable {
+		hash.Write([]byte(p.name))
+		hash.Write([]byte{0})
+	}
+	t := tag{uint64(u.number), hash.Sum64() >> 1}
+	if u.tag == t && u.tagged {
+		return
+	}
+	u.tag, u.tagged = t, true
+	for _, c := range u.pieces {
+		if !c.direct {
+			t.write(c.buffer)
+		}
+	}
 }
