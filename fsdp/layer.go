@@ -21,7 +21,7 @@ type member struct {
 // BeforeForward gathers the unit and arranges for its post-backward.
 func (h *member) BeforeForward(c *nn.Call, in []*torch.Tensor) []*torch.Tensor {
 	u, m, ctx := h.u, h.u.m, c.Ctx()
-	if c.Recomputing && u.open > 0 {
+	if c.Recomputing && m.isPending(u) {
 		torch.Throw(u.unshard(ctx, false))
 		return u.precision.castInputs(in)
 	}
@@ -78,6 +78,9 @@ func (h *member) AfterForward(c *nn.Call, out []*torch.Tensor) []*torch.Tensor {
 	}
 	if u.left > 0 && m.begun {
 		return out
+	}
+	if u.root {
+		torch.Throw(m.passBranches(m.ctx, nil))
 	}
 	partly := u.left > 0
 	recorded := u.endForward()

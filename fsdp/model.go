@@ -84,6 +84,7 @@ func (m *Model) begin(ctx context.Context) error {
 	m.ctx, m.started, m.begun = ctx, true, true
 	m.position, m.passed, m.now = 0, 0, nil
 	m.graph++
+	m.pruneTape()
 	return m.Load()
 }
 
@@ -103,7 +104,6 @@ func (m *Model) Load() error {
 
 // end closes a forward of the root.
 func (m *Model) end() {
-	torch.Throw(m.passBranches(m.ctx, nil))
 	m.begun = false
 	for _, u := range m.units {
 		if u.left > 0 { // some of its modules did not run: they may yet, outside the root

@@ -130,7 +130,7 @@ func (m *Model) prefetchBackward(ctx context.Context, u *unit, place int) error 
 	depth := m.config.Prefetch.Depth
 	var list []*unit
 	for i := place - 1; i >= 0 && len(list) < depth; i-- {
-		if e := &m.tape[i]; e.end && !e.done && !e.use.u.noBackwardUnshard {
+		if e := &m.tape[i]; e.end && !e.done && !e.use.u.noBackwardUnshard && slices.Contains(m.active, e.use.graph) {
 			list = append(list, e.use.u)
 		}
 	}

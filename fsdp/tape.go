@@ -191,16 +191,25 @@ func (m *Model) leaveOut(ctx context.Context, u *unit) error {
 	return nil
 }
 
-// cleanTape drops the events of the graphs whose backward is over, and of older ones, which may never have one.
+// abandoned is how many forwards later a forward counts as one whose backward will never come.
+const abandoned = 4096
+
+// cleanTape drops the events of the graphs whose backward is over.
 func (m *Model) cleanTape() {
-	if len(m.active) == 0 {
-		return
-	}
-	newest := slices.Max(m.active)
+	m.dropEvents(func(s *use) bool { return slices.Contains(m.active, s.graph) })
 	m.active = m.active[:0]
-	over := func(e event) bool { return e.use.graph <= newest }
+}
+
+// pruneTape drops the events of forwards that never had a backward.
+func (m *Model) pruneTape() {
+	if len(m.tape) > 0 && m.graph-m.tape[0].use.graph > abandoned {
+		m.dropEvents(func(s *use) bool { return m.graph-s.graph > abandoned })
+	}
+}
+
+func (m *Model) dropEvents(over func(*use) bool) {
 	for _, e := range m.tape {
-		if !over(e) {
+		if !over(e.use) {
 			continue
 		}
 		if !e.use.done {
@@ -209,7 +218,7 @@ func (m *Model) cleanTape() {
 		}
 		e.use.begin, e.use.end = -1, -1
 	}
-	m.tape = slices.DeleteFunc(m.tape, over)
+	m.tape = slices.DeleteFunc(m.tape, func(e event) bool { return over(e.use) })
 	for i, e := range m.tape {
 		if e.end {
 			e.use.end = i
@@ -217,4 +226,11 @@ func (m *Model) cleanTape() {
 			e.use.begin = i
 		}
 	}
+}
+
+// isPending tells whether the running backward has yet to come to a forward of u that was recorded.
+func (m *Model) isPending(u *unit) bool {
+	return u.open > 0 && slices.ContainsFunc(m.tape, func(e event) bool {
+		return e.use.u == u && !e.use.done && slices.Contains(m.active, e.use.graph)
+	})
 }

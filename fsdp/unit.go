@@ -74,16 +74,6 @@ func (t *transfer) free() {
 // from all S ranks, so that backward copies them out in the same way. The part is dropped when backward has used it: the
 // optimiser's step makes it stale.
 
-// group is where the unit gathers from.
-func (u *unit) group() dist.Group {
-	if u.hasPart() {
-		return u.m.reshardGroup
-	}
-	return u.m.shard
-}
-
-func (u *unit) hasPart() bool { return len(u.pieces) > 0 && u.pieces[0].part != nil }
-
 func (u *unit) dropPart() {
 	for _, c := range u.pieces {
 		c.part.Free()
@@ -118,8 +108,9 @@ func (u *unit) startUnshard(ctx context.Context) (err error) {
 // send starts the all-gather of a piece.
 func (u *unit) send(ctx context.Context, c *piece) error {
 	var t transfer
-	if c.part != nil {
-		t.in = c.part.In(nil)
+	group := u.m.shard
+	if c.part != nil && u.m.queued {
+		group, t.in = u.m.reshardGroup, c.part.In(nil)
 	} else {
 		t.in = c.outgoing(u.m.config.Device)
 	}
@@ -132,7 +123,7 @@ func (u *unit) send(ctx context.Context, c *piece) error {
 		t.out = out
 	}
 	var err error
-	if t.work, err = u.allGather(ctx, u.group(), out, t.in); err != nil {
+	if t.work, err = u.allGather(ctx, group, out, t.in); err != nil {
 		t.free()
 		return err
 	}
@@ -202,7 +193,8 @@ func (u *unit) receive(c *piece, t *transfer, keepPart bool) error {
 			p.fullBytes.In(s).View(size, p.sent.bytes).Copy(all.Narrow(1, p.sent.offset, p.sent.bytes))
 		}
 	}
-	if keepPart && c.part == nil {
+	if keepPart {
+		c.part.Free()
 		g := u.m.reshardGroup
 		rows := size / int64(g.Size())
 		c.part = all.Narrow(0, int64(g.Rank())*rows, rows).Clone().View(-1).In(nil)
