@@ -22,9 +22,13 @@ func hashOf(s string) uint64 {
 func (m *Model) Materialize(root any, g *torch.Generator) error {
 	return torch.Try(func() {
 		torch.NoGrad(func() {
+			absent := map[*nn.Param]bool{}
+			for _, p := range nn.Params(root) {
+				absent[p] = p.Tensor().Device().Type == torch.MetaType
+			}
 			for _, mod := range nn.Modules(root) {
 				if r, ok := mod.Module.(nn.Resetter); ok {
-					m.materialize(r, g)
+					m.materialize(r, g, absent)
 				}
 			}
 			var left []string
@@ -40,8 +44,9 @@ func (m *Model) Materialize(root any, g *torch.Generator) error {
 	})
 }
 
-// materialize draws the values of one module's own parameters.
-func (m *Model) materialize(r nn.Resetter, g *torch.Generator) {
+// materialize draws the values of one module's own parameters and keeps them where there were none. A parameter of several
+// modules is drawn by each; the last one's values stay.
+func (m *Model) materialize(r nn.Resetter, g *torch.Generator, absent map[*nn.Param]bool) {
 	inner := map[*nn.Param]bool{}
 	for _, mod := range nn.Modules(r)[1:] {
 		for _, p := range nn.Params(mod.Module) {
@@ -49,19 +54,18 @@ func (m *Model) materialize(r nn.Resetter, g *torch.Generator) {
 		}
 	}
 	var own []*nn.Param
-	kept := map[*nn.Param]*torch.Tensor{} // of parameters that have a value already
+	kept := map[*nn.Param]*torch.Tensor{} // of parameters that had a value before
 	for _, p := range nn.Params(r) {
 		if inner[p] {
 			continue
 		}
 		own = append(own, p)
 		before := p.Tensor()
-		if before.Device().Type != torch.MetaType {
-			kept[p] = before
-		}
 		p.SetTensor(torch.EmptyOn(m.config.Device, before.DType(), p.Shape()...))
-		if kept[p] == nil {
+		if absent[p] {
 			before.Free()
+		} else {
+			kept[p] = before
 		}
 	}
 	r.ResetParameters(g)

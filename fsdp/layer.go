@@ -25,7 +25,7 @@ func (h *member) BeforeForward(c *nn.Call, in []*torch.Tensor) []*torch.Tensor {
 		torch.Throw(u.unshard(ctx, false))
 		return u.precision.castInputs(in)
 	}
-	if u.left > 0 { // another module of the unit has begun
+	if u.left > 0 && len(u.members) > 1 { // another module of the unit has begun
 		torch.Throw(u.unshard(ctx, false))
 		return u.precision.castInputs(in)
 	}
