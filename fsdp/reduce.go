@@ -171,6 +171,9 @@ func (u *unit) reduceGrads(place int) error {
 	if err := m.advanceReductions(m.ctx, false); err != nil {
 		return err
 	}
+	if err := u.afterBackward(place); err != nil { // before the reduction takes memory
+		return err
+	}
 	r := &reduction{u: u, scatter: m.shard.Size() > 1, hold: m.phase.NoAllReduce && m.replicate != nil}
 	if r.scatter {
 		u.trace("reduce-scatter")
@@ -181,10 +184,6 @@ func (u *unit) reduceGrads(place int) error {
 			r.parts = append(r.parts, m.fill(&u.buckets[i]))
 		}
 	})
-	if err := u.afterBackward(place); err != nil {
-		r.free()
-		return err
-	}
 	if !r.scatter {
 		done, err := r.sumReplicas(m.ctx)
 		if err != nil || done {
@@ -218,6 +217,7 @@ func (m *Model) fill(b *bucket) reducing {
 		if g := p.takeGradient(s); g != nil {
 			used[i] = 1
 			fillChunks(in.Narrow(1, offset, p.chunkNumel()), g, p)
+			g.Free()
 		}
 		offset += p.chunkNumel()
 	}
