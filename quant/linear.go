@@ -45,8 +45,8 @@ func newLinear4bit(l *nn.Linear, c Config) *Linear4bit {
 		q.NestedAbsmax = nn.NewReplicatedParam(empty(torch.Float32, ceilDiv(q.blocks(), nestedBlock)))
 		q.NestedOffset = nn.NewReplicatedParam(empty(torch.Float32, 1))
 	}
-	q.Weight = nn.NewParam(empty(torch.Uint8, weight...), false)
-	q.Absmax = nn.NewParam(empty(scale, absmax...), false)
+	q.Weight = nn.NewParam(empty(torch.Uint8, weight...), false).SetVerbatim()
+	q.Absmax = nn.NewParam(empty(scale, absmax...), false).SetVerbatim()
 	return q
 }
 
