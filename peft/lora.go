@@ -251,9 +251,8 @@ func (l *LoRALinear) merge() (nn.LinearLayer, error) {
 		torch.NoGrad(func() {
 			s := torch.NewScope(nil)
 			defer s.Close()
-			update := l.B.In(s).MM(l.A.In(s)).MulScalar(l.Scaling)
 			w := dense.Weight.In(s)
-			w.VariableData().Copy(w.To(update.DType()).Add(update))
+			w.VariableData().Copy(addUpdate(w, l.A.In(s), l.B.In(s), l.Scaling))
 		})
 	})
 	return dense, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"github.com/gofsdp/gofsdp/checkpoint"
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 	"github.com/gofsdp/gofsdp/peft"
@@ -198,12 +196,6 @@ func (r *run) saveResult() error {
 	return nil
 }
 
-// textFiles are the files of a model folder that training does not change.
-var textFiles = []string{
-	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-	"generation_config.json",
-}
-
 // SaveModel writes the whole model as a Hugging Face folder in the given dtype, parameter by parameter: no rank holds
 // more than one of them. base is the folder that it came from, for configuration and tokenizer. A collective; rank 0
 // writes.
@@ -252,29 +244,10 @@ func (b *Built) SaveModel(ctx context.Context, base, dir string, dtype torch.DTy
 }
 
 func (b *Built) writeTexts(base, dir string, dtype torch.DType) error {
-	for _, name := range textFiles {
-		if err := copyFile(filepath.Join(base, name), filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
+	if err := modelio.CopyTexts(base, dir); err != nil {
+		return err
 	}
 	config := *b.Model.Config
 	config.DType = dtype.String()
 	return modelio.WriteConfig(dir, &config)
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := atomicfile.Create(to)
-	if err != nil {
-		return err
-	}
-	defer out.Abort()
-	if _, err := io.Copy(out, in); err != nil {
-		return err
-	}
-	return out.Commit()
 }
