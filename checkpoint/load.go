@@ -161,6 +161,21 @@ func (c *Checkpoint) Tensors(kind Kind) ([]TensorInfo, error) {
 	return list, nil
 }
 
+// Drop forgets tensors that the checkpoint may hold and Load shall not ask for, such as the second name of a tied parameter.
+func (c *Checkpoint) Drop(kind Kind, names ...string) error {
+	x, err := c.index(kind)
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range names {
+		delete(x.tensors, name)
+	}
+	x.names = slices.DeleteFunc(x.names, func(name string) bool { return slices.Contains(names, name) })
+	return nil
+}
+
 // Load fills the rows that each entry names, in place, from whichever shards hold them: the number of ranks and their rows
 // need not be those of the save. The entries must be exactly the checkpoint's tensors, with the same shapes and dtypes;
 // that is checked before the first one is changed. Load needs no communication: use Agree to tell the other ranks.
