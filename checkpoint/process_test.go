@@ -37,6 +37,12 @@ func TestMain(m *testing.M) {
 	case "save forever":
 		fmt.Println(saveForever(root))
 		os.Exit(1)
+	case "load synthetic":
+		if err := loadSynthetic(root); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	case "rank 0 over the limit", "rank 1 over the limit", "rank 0 over the limit in the background", "rank 1 over the limit in the background":
 		if err := saveOverLimit(root, int(role[5]-'0'), strings.HasSuffix(role, "background")); err != nil {
 			fmt.Println(err)

@@ -66,7 +66,7 @@ func TestFlippedBits(t *testing.T) {
 }
 
 // withoutSums makes a checkpoint of version 1 of one of version 2.
-func withoutSums(t *testing.T, dir string) {
+func withoutSums(t testing.TB, dir string) {
 	t.Helper()
 	path := filepath.Join(dir, manifestName)
 	m, _, err := readManifest(dir)

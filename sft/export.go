@@ -38,6 +38,9 @@ func (b *Built) SaveModel(ctx context.Context, base, dir string, dtype torch.DTy
 func (b *Built) SaveMerged(ctx context.Context, base, dir string, dtype torch.DType) error {
 	o := peft.SaveOptions{
 		Full: func(ctx context.Context, _ string, p *nn.Param) (*torch.Tensor, error) {
+			if p.Replicated() {
+				return p.Tensor().Detach(), nil
+			}
 			return b.Sharded.FullParam(ctx, p)
 		},
 		Silent: b.Sharded.Group().Rank() != 0,

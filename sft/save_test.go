@@ -88,14 +88,16 @@ func TestResumeFromAnotherProgram(t *testing.T) {
 	whole := t.TempDir()
 	c := config(model, data, whole)
 	c.SaveFormat, c.EvalStrategy, c.EvalOnStart = "dcp", "no", false
+	c.DropLast = true // the last batch of an epoch depends on the number of ranks
 	run(t, 2, c)
 	want, _ := losses(t, whole)
 	theirs := filepath.Join(whole, "checkpoint-4")
 	require.NoError(t, os.Remove(filepath.Join(theirs, "checkpoint.json")))
 	require.NoError(t, os.RemoveAll(filepath.Join(theirs, "rank_state")))
 	require.NoError(t, os.WriteFile(filepath.Join(theirs, "trainer_state.json"), []byte(`{"global_step": 4, "epoch": 0.4}`), 0o600))
-	for size, batch := range map[int]int{1: 4, 2: 2, 4: 1} {
-		c.OutputDir, c.Resume, c.TrainBatchSize = t.TempDir(), theirs, batch
+	for _, v := range [][2]int{{2, 2}, {1, 4}, {4, 1}} {
+		size := v[0]
+		c.OutputDir, c.Resume, c.TrainBatchSize = t.TempDir(), theirs, v[1]
 		_, text := run(t, size, c)
 		require.Contains(t, text, "saved by another program")
 		got, _ := losses(t, c.OutputDir)
@@ -105,10 +107,13 @@ func TestResumeFromAnotherProgram(t *testing.T) {
 
 func TestBestCheckpoint(t *testing.T) {
 	model, data := tinyModel(t), tinyData(t)
+	// What training unlearns: the longer, the worse.
+	row := `{"messages":[{"role":"user","content":"QXJ?"},{"role":"assistant","content":"~~ ZZ }{ %% QQ XX"}]}` + "\n"
+	require.NoError(t, os.WriteFile(filepath.Join(data, "eval.jsonl"), []byte(strings.Repeat(row, 4)), 0o600))
 	for _, async := range []bool{false, true} {
 		out := t.TempDir()
 		c := config(model, data, out)
-		c.LRSchedulerType, c.LearningRate, c.WarmupSteps = "constant", 0.3, 0 // far too high: it gets worse
+		c.LRSchedulerType, c.LearningRate, c.WarmupSteps = "constant", 0.05, 0
 		c.MaxSteps, c.SaveSteps, c.EvalSteps, c.EvalOnStart, c.SaveTotalLimit = 8, 1, 1, false, 1
 		c.LoadBest, c.SaveAsync = true, async
 		_, text := run(t, 2, c)
