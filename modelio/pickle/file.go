@@ -250,7 +250,7 @@ func (a *archive) storage(id any, known map[string]*storage) (*storage, error) {
 	if !ok || len(t.Items) != 5 || t.Items[0] != any("storage") {
 		return nil, fmt.Errorf("a persistent id that is no storage: %s", describe(id))
 	}
-	kind, ok1 := t.Items[1].(global)
+	kind, ok1 := t.Items[1].(Global)
 	key, ok2 := t.Items[2].(string)
 	numel, ok3 := t.Items[4].(int64)
 	dtype := storageTypes[kind]
