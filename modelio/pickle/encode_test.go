@@ -42,7 +42,7 @@ func TestWrittenTensorsAreRead(t *testing.T) {
 }
 
 func TestWrittenValuesAreRead(t *testing.T) {
-	value := &Dict{[]Item{{"lr", 1e-3}, {"betas", &Tuple{[]any{0.9, 0.999}}}, {"foreach", nil}, {"amsgrad", false},
+	value := &Dict{Items: []Item{{"lr", 1e-3}, {"betas", &Tuple{[]any{0.9, 0.999}}}, {"foreach", nil}, {"amsgrad", false},
 		{"params", &List{[]any{"a.weight", "b"}}}, {int64(3), int64(-1 << 40)}, {"big", int64(70000)}, {"again", "lr"}}}
 	var out bytes.Buffer
 	require.NoError(t, WriteValue(&out, value))
