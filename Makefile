@@ -4,13 +4,16 @@ export GOFSDP_LIB ?= $(CURDIR)/build/libgofsdp.so
 
 GO        ?= go
 BIN       := build/bin
+# The libtorch releases that gofsdp supports, and the packages that touch libtorch.
+TORCH_VERSIONS ?= 2.11.0 2.12.1 2.13.0
+TORCH_TESTS := ./internal/capi ./torch/... ./dist/... ./quant/... ./models/... ./fsdp/...
 RACE      := ./accelerate/... ./data/... ./dist/... ./fsdp/... ./internal/... ./nccl/... ./torch/...
 FUZZTIME  ?= 20s
 BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
-.PHONY: help quickstart setup build test test-long ctest bench gobench interop nocgo lint fuzz asan race generate clean
+.PHONY: help quickstart setup build test test-long ctest versions embed bench gobench interop nocgo lint fuzz asan race generate clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +38,16 @@ test-long: setup ctest ## the same with the slow tests: all golden steps, soak, 
 ctest: setup ## the C++ tests
 	cmake --build build -j2 --target gofsdp_tests
 	cd build && ctest --output-on-failure
+
+versions: ## the tests that touch libtorch, against every release of TORCH_VERSIONS
+	@for version in $(TORCH_VERSIONS); do \
+	  echo "=== libtorch $$version"; \
+	  $(GO) run ./cmd/gofsdp setup --torch-version $$version --build-dir build/torch-$$version || exit 1; \
+	  GOFSDP_LIB=$(CURDIR)/build/torch-$$version/libgofsdp.so $(GO) test -count=1 $(TORCH_TESTS) || exit 1; \
+	done
+
+embed: setup ## go get, set-up and run of a service of its own, from a module zip in an empty home
+	$(GO) test -tags long -count=1 -run Embedding ./cmd/gofsdp
 
 bench: build ## the cost of one call, and the same training, with gofsdp and with PyTorch: ARGS=--help
 	cmake --build build --target calls_bench

@@ -212,7 +212,8 @@ func TestFilesOnDisk(t *testing.T) {
 	m := c.Info()
 	require.Equal(t, 3, m.WorldSize)
 	require.Equal(t, 12, m.Step)
-	require.Equal(t, File{Path: "model/shard-00001-model-00001-of-00001.safetensors", Kind: Model, Size: m.Files[0].Size, Tensors: 7}, m.Files[0])
+	require.Equal(t, File{Path: "model/shard-00001-model-00001-of-00001.safetensors", Kind: Model, Size: m.Files[0].Size, Tensors: 7,
+		CRC32C: m.Files[0].CRC32C}, m.Files[0])
 	require.Len(t, m.Files, 3+3+3+1)
 	for _, f := range m.Files {
 		require.FileExists(t, filepath.Join(dir, f.Path))

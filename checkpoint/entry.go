@@ -78,12 +78,13 @@ func OptimizerEntries(o optim.Optimizer, named []nn.Named) ([]Entry, error) {
 
 // Snapshot is what a rank saves. Model and Optimizer are the sharded tensors. RankState are this rank's own, whole, such
 // as the state of its random generator. Trainer is written as JSON by rank 0 and must be the same on all ranks; nil
-// writes none.
+// writes none. Groups are for PyTorch: see Group.
 type Snapshot struct {
 	Model     []Entry
 	Optimizer []Entry
 	RankState []Entry
 	Trainer   any
+	Groups    []Group
 }
 
 // item is an entry as ranks describe it to each other.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/modelio/dcp"
 	"github.com/gofsdp/gofsdp/torch"
 )
 
@@ -30,6 +31,9 @@ type report struct {
 	Step  int
 	Items []item `json:",omitempty"`
 	Files []File `json:",omitempty"`
+	// What a rank has written in PyTorch's format.
+	ModelParts     []dcp.Part `json:",omitempty"`
+	OptimizerParts []dcp.Part `json:",omitempty"`
 }
 
 // Agree tells every rank how op ended on every other: it returns nil where err is nil on all ranks, err itself where it

@@ -23,7 +23,9 @@ const (
 type Folder struct {
 	Dir  string
 	Step int
-	Err  error // why it cannot be resumed from; nil if it is complete
+	// Foreign tells that another program has written it. Such a checkpoint is never deleted.
+	Foreign bool
+	Err     error // why it cannot be resumed from; nil if it is complete
 }
 
 // List gives the checkpoints under root by ascending step, complete or not. A root that does not exist holds none.
@@ -40,8 +42,9 @@ func List(root string) ([]Folder, error) {
 			continue
 		}
 		f := Folder{Dir: filepath.Join(root, name), Step: step}
-		m, err := readManifest(f.Dir)
-		if err == nil && m.Step != step {
+		m, _, err := readManifest(f.Dir)
+		f.Foreign = m.foreign()
+		if err == nil && m.Step != step && !f.Foreign {
 			err = fmt.Errorf("%s is of step %d", f.Dir, m.Step)
 		}
 		f.Err = err
@@ -126,7 +129,7 @@ func prune(root string, limit, step int, keep []int) error {
 	if err != nil {
 		return err
 	}
-	list = slices.DeleteFunc(list, func(f Folder) bool { return f.Err != nil })
+	list = slices.DeleteFunc(list, func(f Folder) bool { return f.Err != nil || f.Foreign })
 	excess := len(list) - limit
 	for _, f := range list {
 		if excess <= 0 {

@@ -31,10 +31,11 @@ var ErrWorldSize = errors.New("the number of ranks has changed")
 type Checkpoint struct {
 	dir      string
 	manifest Manifest
+	source   source
 
-	mu    sync.Mutex
-	files []*safetensors.File
-	kinds map[Kind]*index
+	mu      sync.Mutex
+	closers []func() error
+	kinds   map[Kind]*index
 }
 
 // index is what the files of one kind hold together.
@@ -51,10 +52,40 @@ type stored struct {
 	chunks []chunk
 }
 
+// chunk is a range of rows that one file, or folder of PyTorch's, holds.
 type chunk struct {
 	lo, hi int64
-	view   safetensors.View
-	file   *safetensors.File
+	path   string
+	src    rows
+}
+
+// rows gives the bytes of rows, counted from the chunk's first, and takes them back. A scalar is one row.
+type rows interface {
+	rows(lo, hi int64) ([]byte, error)
+	release(data []byte) error
+}
+
+// shardRows are the rows of a tensor in a safetensors file.
+type shardRows struct {
+	file  *safetensors.File
+	view  safetensors.View
+	check *verifier
+}
+
+func (s shardRows) rows(lo, hi int64) ([]byte, error) {
+	part := s.view
+	if len(part.Shape) > 0 {
+		part.Data = s.view.Rows(lo, hi)
+	}
+	if len(part.Data) == 0 {
+		return nil, nil
+	}
+	at := s.file.Offset(part)
+	return part.Data, s.check.check(s.file.Bytes(), at, at+int64(len(part.Data)))
+}
+
+func (s shardRows) release(data []byte) error {
+	return s.file.Release(safetensors.View{Name: s.view.Name, Data: data})
 }
 
 // TensorInfo describes a whole tensor in a checkpoint.
@@ -64,13 +95,16 @@ type TensorInfo struct {
 	Shape []int64
 }
 
-// Open opens the checkpoint in the folder dir. A checkpoint with a missing or cut file gives ErrIncomplete.
+// Open opens the checkpoint in the folder dir: one of this package, or one that Accelerate or the Trainer of transformers
+// has written with SHARDED_STATE_DICT (pytorch_model_fsdp_0 and optimizer_0) or FULL_STATE_DICT (pytorch_model_fsdp.bin and
+// optimizer.bin). A checkpoint with a missing or cut file gives ErrIncomplete. Other faults in the files of this package are
+// noticed when the bytes are loaded, by their checksums: ErrDamaged.
 func Open(dir string) (*Checkpoint, error) {
-	m, err := readManifest(dir)
+	m, src, err := readManifest(dir)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: open: %w", err)
 	}
-	return &Checkpoint{dir: dir, manifest: m, kinds: map[Kind]*index{}}, nil
+	return &Checkpoint{dir: dir, manifest: m, source: src, kinds: map[Kind]*index{}}, nil
 }
 
 // Dir is the folder.
@@ -84,10 +118,10 @@ func (c *Checkpoint) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var errs []error
-	for _, f := range c.files {
-		errs = append(errs, f.Close())
+	for _, f := range c.closers {
+		errs = append(errs, f())
 	}
-	c.files, c.kinds = nil, map[Kind]*index{}
+	c.closers, c.kinds = nil, map[Kind]*index{}
 	return errors.Join(errs...)
 }
 
@@ -97,6 +131,11 @@ func (c *Checkpoint) ReadTrainer(into any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
+	}
+	for _, f := range c.manifest.Files {
+		if f.Path == trainerName && f.CRC32C != "" && f.CRC32C != checksum(data) {
+			return fmt.Errorf("checkpoint: %s: %w", path, ErrDamaged)
+		}
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return fmt.Errorf("checkpoint: %s: %w", path, err)
@@ -115,11 +154,26 @@ func (c *Checkpoint) Tensors(kind Kind) ([]TensorInfo, error) {
 		t := x.tensors[name]
 		dtype, err := torch.ParseDType(t.dtype)
 		if err != nil {
-			return nil, fmt.Errorf("checkpoint: %s: tensor %q: %w", t.chunks[0].file.Path(), name, err)
+			return nil, fmt.Errorf("checkpoint: %s: tensor %q: %w", t.chunks[0].path, name, err)
 		}
 		list[i] = TensorInfo{Name: name, DType: dtype, Shape: slices.Clone(t.shape)}
 	}
 	return list, nil
+}
+
+// Drop forgets tensors that the checkpoint may hold and Load shall not ask for, such as the second name of a tied parameter.
+func (c *Checkpoint) Drop(kind Kind, names ...string) error {
+	x, err := c.index(kind)
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range names {
+		delete(x.tensors, name)
+	}
+	x.names = slices.DeleteFunc(x.names, func(name string) bool { return slices.Contains(names, name) })
+	return nil
 }
 
 // Load fills the rows that each entry names, in place, from whichever shards hold them: the number of ranks and their rows
@@ -150,7 +204,10 @@ func (c *Checkpoint) LoadRankState(ctx context.Context, rank, worldSize int, ent
 }
 
 func (c *Checkpoint) loadRankState(ctx context.Context, rank, worldSize int, entries []Entry) error {
-	if worldSize != c.manifest.WorldSize {
+	switch {
+	case c.Foreign():
+		return fmt.Errorf("%w: another program wrote the checkpoint, whose random states mean nothing here", ErrWorldSize)
+	case worldSize != c.manifest.WorldSize:
 		return fmt.Errorf("%w: %d ranks saved, now there are %d", ErrWorldSize, c.manifest.WorldSize, worldSize)
 	}
 	x := &index{tensors: map[string]*stored{}}
@@ -158,29 +215,60 @@ func (c *Checkpoint) loadRankState(ctx context.Context, rank, worldSize int, ent
 		if f.Kind != RankState || f.Rank != rank {
 			continue
 		}
-		file, err := openShard(c.dir, f)
+		file, check, err := openShard(c.dir, f)
 		if err != nil {
 			return err
 		}
 		defer file.Close()
 		for name, v := range file.All() {
 			x.names = append(x.names, name)
-			x.tensors[name] = &stored{name: name, dtype: v.DType, shape: v.Shape, chunks: []chunk{{0, rowsOf(v.Shape), v, file}}}
+			x.tensors[name] = &stored{name: name, dtype: v.DType, shape: v.Shape,
+				chunks: []chunk{{0, rowsOf(v.Shape), file.Path(), shardRows{file, v, check}}}}
 		}
 	}
 	return x.fill(ctx, RankState, entries)
 }
 
-func openShard(dir string, f File) (*safetensors.File, error) {
-	file, err := safetensors.Open(filepath.Join(dir, filepath.FromSlash(f.Path)))
+// openShard opens a file of this package and checks its header.
+func openShard(dir string, f File) (*safetensors.File, *verifier, error) {
+	path := filepath.Join(dir, filepath.FromSlash(f.Path))
+	file, err := safetensors.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, damaged(path, f, err)
 	}
-	if n := len(file.Names()); n != f.Tensors {
+	check, err := f.verifier(path)
+	if err == nil {
+		err = check.check(file.Bytes(), 0, file.HeaderSize())
+	}
+	if n := len(file.Names()); err == nil && n != f.Tensors {
+		err = fmt.Errorf("%s holds %d tensors, the manifest says %d: %w", path, n, f.Tensors, ErrIncomplete)
+	}
+	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("%s holds %d tensors, the manifest says %d: %w", file.Path(), n, f.Tensors, ErrIncomplete)
+		return nil, nil, err
 	}
-	return file, nil
+	return file, check, nil
+}
+
+// damaged adds to the error about a file's form that its bytes have changed, if so.
+func damaged(path string, f File, err error) error {
+	data, failed := os.ReadFile(path)
+	if failed == nil && f.CRC32C != "" && checksum(data) != f.CRC32C {
+		return fmt.Errorf("%w: %w", err, ErrDamaged)
+	}
+	return err
+}
+
+// verifier is that of the file's checksums; nil if it has none.
+func (f File) verifier(path string) (*verifier, error) {
+	if f.CRC32C == "" {
+		return nil, nil
+	}
+	v, err := newVerifier(path, f.CRC32C, f.Size)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return v, nil
 }
 
 // index maps the files of a kind and joins what they hold, once.
@@ -191,18 +279,8 @@ func (c *Checkpoint) index(kind Kind) (*index, error) {
 		return x, nil
 	}
 	x := &index{tensors: map[string]*stored{}}
-	for _, f := range c.manifest.Files {
-		if f.Kind != kind {
-			continue
-		}
-		file, err := openShard(c.dir, f)
-		if err != nil {
-			return nil, err
-		}
-		c.files = append(c.files, file)
-		if err := x.add(file); err != nil {
-			return nil, fmt.Errorf("%s: %w", file.Path(), err)
-		}
+	if err := c.source(c, kind, x); err != nil {
+		return nil, err
 	}
 	for _, name := range x.names {
 		if err := x.tensors[name].close(); err != nil {
@@ -213,8 +291,28 @@ func (c *Checkpoint) index(kind Kind) (*index, error) {
 	return x, nil
 }
 
+// source finds the tensors of a kind in the files.
+type source func(c *Checkpoint, kind Kind, x *index) error
+
+func (c *Checkpoint) indexShards(kind Kind, x *index) error {
+	for _, f := range c.manifest.Files {
+		if f.Kind != kind {
+			continue
+		}
+		file, check, err := openShard(c.dir, f)
+		if err != nil {
+			return err
+		}
+		c.closers = append(c.closers, file.Close)
+		if err := x.add(file, check); err != nil {
+			return fmt.Errorf("%s: %w", file.Path(), err)
+		}
+	}
+	return nil
+}
+
 // add takes the chunks of one file in.
-func (x *index) add(file *safetensors.File) error {
+func (x *index) add(file *safetensors.File, check *verifier) error {
 	text, ok := file.MetadataValue(shardingKey)
 	if !ok {
 		return fmt.Errorf("its header has no %s", shardingKey)
@@ -246,9 +344,9 @@ func (x *index) add(file *safetensors.File) error {
 			x.tensors[name], x.names = t, append(x.names, name)
 		}
 		if t.dtype != v.DType || len(t.shape) != len(v.Shape) || len(v.Shape) > 0 && !slices.Equal(t.shape[1:], v.Shape[1:]) {
-			return fmt.Errorf("tensor %q: %s%v does not continue %s%v of %s", name, v.DType, v.Shape, t.dtype, t.shape, t.chunks[0].file.Path())
+			return fmt.Errorf("tensor %q: %s%v does not continue %s%v of %s", name, v.DType, v.Shape, t.dtype, t.shape, t.chunks[0].path)
 		}
-		t.chunks = append(t.chunks, chunk{lo, lo + rows, v, file})
+		t.chunks = append(t.chunks, chunk{lo, lo + rows, file.Path(), shardRows{file, v, check}})
 	}
 	return nil
 }
@@ -259,7 +357,7 @@ func (t *stored) close() error {
 	next := int64(0)
 	for _, c := range t.chunks {
 		if c.lo != next {
-			return fmt.Errorf("%s: tensor %q: rows %d to %d follow rows up to %d", c.file.Path(), t.name, c.lo, c.hi, next)
+			return fmt.Errorf("%s: tensor %q: rows %d to %d follow rows up to %d", c.path, t.name, c.lo, c.hi, next)
 		}
 		next = c.hi
 	}
@@ -284,12 +382,12 @@ func (x *index) fill(ctx context.Context, kind Kind, entries []Entry) error {
 		case t == nil:
 			faults.add(fmt.Errorf("tensor %q is missing: no %s file holds it", it.Name, kind))
 		case t.dtype != it.DType || !slices.Equal(t.shape, it.Shape):
-			faults.add(fmt.Errorf("tensor %q is %s%v here, %s%v in %s", it.Name, it.DType, it.Shape, t.dtype, t.shape, t.chunks[0].file.Path()))
+			faults.add(fmt.Errorf("tensor %q is %s%v here, %s%v in %s", it.Name, it.DType, it.Shape, t.dtype, t.shape, t.chunks[0].path))
 		}
 	}
 	for _, name := range x.names {
 		if !wanted[name] {
-			faults.add(fmt.Errorf("tensor %q of %s is unexpected: nothing here has that name", name, x.tensors[name].chunks[0].file.Path()))
+			faults.add(fmt.Errorf("tensor %q of %s is unexpected: nothing here has that name", name, x.tensors[name].chunks[0].path))
 		}
 	}
 	if err := faults.err(); err != nil {
@@ -306,28 +404,42 @@ func (x *index) fill(ctx context.Context, kind Kind, entries []Entry) error {
 	return nil
 }
 
-// copyTo copies rows lo to hi into dst.
+// copyTo copies rows lo to hi into dst, a piece at a time: the bytes are checked, copied and given back while the processor
+// has them at hand.
 func (t *stored) copyTo(dst *torch.Tensor, lo, hi int64) error {
+	step := t.pieceRows()
 	for _, c := range t.chunks {
-		from, to := max(lo, c.lo), min(hi, c.hi)
-		if from >= to {
-			continue
-		}
-		src := c.view.Data
-		if len(t.shape) > 0 {
-			src = c.view.Rows(from-c.lo, to-c.lo)
-		}
-		if len(src) == 0 {
-			continue
-		}
-		if err := torch.Try(func() { copyRows(dst, src, from-lo, to-from) }); err != nil {
-			return fmt.Errorf("copy rows %d to %d from %s: %w", from, to, c.file.Path(), err)
-		}
-		if err := c.file.Release(safetensors.View{Name: t.name, Data: src}); err != nil {
-			return err
+		end := min(hi, c.hi)
+		for from := max(lo, c.lo); from < end; from += step {
+			to := min(from+step, end)
+			src, err := c.src.rows(from-c.lo, to-c.lo)
+			if err != nil {
+				return err
+			}
+			if len(src) == 0 {
+				continue
+			}
+			if err := torch.Try(func() { copyRows(dst, src, from-lo, to-from) }); err != nil {
+				return fmt.Errorf("copy rows %d to %d from %s: %w", from, to, c.path, err)
+			}
+			if err := c.src.release(src); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// pieceRows is how many rows are about as large as a block of checksums.
+func (t *stored) pieceRows() int64 {
+	if len(t.shape) == 0 {
+		return 1
+	}
+	row, err := safetensors.ByteSize(t.dtype, t.shape[1:])
+	if err != nil || row == 0 {
+		return max(1, t.shape[0])
+	}
+	return max(1, blockSize/row)
 }
 
 // copyRows writes rows of dst. Autograd does not hear of it: nothing may wait for a backward that needs the old values.

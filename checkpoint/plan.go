@@ -12,9 +12,11 @@ type held struct {
 	rank   int
 }
 
-// plan decides which rank writes which rows: writes[kind][name] is true where this rank writes its own.
+// plan decides which rank writes which rows: writes[kind][name] is true where this rank writes its own. tensors are all
+// tensors, in the order of the ranks' lists.
 type plan struct {
-	writes map[Kind]map[string]bool
+	writes  map[Kind]map[string]bool
+	tensors []item
 }
 
 // makePlan joins what all ranks hold. Every rank computes the same faults. Ranges must be equal or disjoint and leave no
@@ -53,6 +55,7 @@ func makePlan(all []report, rank int) (*plan, error) {
 			faults.add(fmt.Errorf("%s tensor %q %s%v: %w", t.Kind, t.Name, t.DType, t.Shape, err))
 			continue
 		}
+		p.tensors = append(p.tensors, t.item)
 		for _, h := range ranges {
 			if h.rank == rank && p.writes[t.Kind] != nil {
 				p.writes[t.Kind][t.Name] = true

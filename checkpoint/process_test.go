@@ -37,8 +37,14 @@ func TestMain(m *testing.M) {
 	case "save forever":
 		fmt.Println(saveForever(root))
 		os.Exit(1)
-	case "rank 0 over the limit", "rank 1 over the limit":
-		if err := saveOverLimit(root, int(role[5]-'0')); err != nil {
+	case "load synthetic":
+		if err := loadSynthetic(root); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case "rank 0 over the limit", "rank 1 over the limit", "rank 0 over the limit in the background", "rank 1 over the limit in the background":
+		if err := saveOverLimit(root, int(role[5]-'0'), strings.HasSuffix(role, "background")); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -136,7 +142,7 @@ func killOne(t *testing.T, root string, delay time.Duration) {
 }
 
 // saveOverLimit lets one of two ranks run into the limit on the size of files, which is how a full disk looks to it.
-func saveOverLimit(root string, full int) error {
+func saveOverLimit(root string, full int, background bool) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	limit := syscall.Rlimit{Cur: 1 << 20, Max: 1 << 20}
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
@@ -149,7 +155,21 @@ func saveOverLimit(root string, full int) error {
 		if g.Rank() == full {
 			s.RankState = append(s.RankState, Whole("large", torch.Zeros(torch.Uint8, 1<<20)))
 		}
-		_, err := Save(ctx, g, root, 2, s, SaveOptions{TotalLimit: 1})
+		save := func() error {
+			_, err := Save(ctx, g, root, 2, s, SaveOptions{TotalLimit: 1})
+			return err
+		}
+		if background {
+			save = func() error {
+				saver := &Saver{Group: g, Root: root, Options: SaveOptions{TotalLimit: 1}}
+				if _, err := saver.Start(ctx, 2, s); err != nil {
+					return fmt.Errorf("too early: %w", err)
+				}
+				_, err := saver.Wait(ctx)
+				return err
+			}
+		}
+		err := save()
 		mu.Lock()
 		defer mu.Unlock()
 		errs[g.Rank()] = err
@@ -159,7 +179,7 @@ func saveOverLimit(root string, full int) error {
 		return err
 	}
 	var other *RankError
-	if !errors.Is(errs[full], syscall.EFBIG) || !errors.As(errs[1-full], &other) || other.Rank != full {
+	if !errors.Is(errs[full], syscall.EFBIG) || !errors.As(errs[1-full], &other) || other.Rank != full && !background {
 		return fmt.Errorf("rank 0: %w\nrank 1: %w", errs[0], errs[1])
 	}
 	return nil

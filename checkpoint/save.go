@@ -21,6 +21,11 @@ type SaveOptions struct {
 	TotalLimit int
 	// Keep are steps whose checkpoints are never deleted, such as the best one's.
 	Keep []int
+	// Format is how tensors are stored; the zero value is Safetensors.
+	Format Format
+	// DCPName gives the name of a parameter in PyTorch's model, with the format DCP; nil keeps the names. Adapters are
+	// called differently there in the model and in the optimiser.
+	DCPName func(kind Kind, param string) string
 }
 
 // Save writes the checkpoint of step under root, in a file system that all ranks share, and returns its folder. A
@@ -30,13 +35,11 @@ type SaveOptions struct {
 //
 // Where deleting older checkpoints fails, Save returns the folder, which is complete, and the error.
 func Save(ctx context.Context, g dist.Group, root string, step int, s Snapshot, o SaveOptions) (dir string, err error) {
-	w := &saver{ctx: ctx, g: g, root: root, step: step, snapshot: s, options: o}
-	w.final = filepath.Join(root, folderName(step))
-	w.tmp = filepath.Join(root, tmpPrefix+folderName(step))
+	w := newSaver(ctx, g, root, step, s, o)
 	if err := w.save(); err != nil {
 		return "", fmt.Errorf("checkpoint: rank %d: save %s: %w", g.Rank(), w.final, err)
 	}
-	if err := w.tidy(); err != nil {
+	if err := Agree(ctx, g, "delete older checkpoints", w.tidy()); err != nil {
 		return w.final, fmt.Errorf("checkpoint: rank %d: delete checkpoints older than %s: %w", g.Rank(), w.final, err)
 	}
 	return w.final, nil
@@ -54,6 +57,11 @@ type saver struct {
 	trainer    []byte
 }
 
+func newSaver(ctx context.Context, g dist.Group, root string, step int, s Snapshot, o SaveOptions) *saver {
+	return &saver{ctx: ctx, g: g, root: root, step: step, snapshot: s, options: o,
+		final: filepath.Join(root, folderName(step)), tmp: filepath.Join(root, tmpPrefix+folderName(step))}
+}
+
 func (w *saver) first() bool { return w.g.Rank() == 0 }
 
 func (w *saver) share(mine report, err error) ([]report, error) {
@@ -61,38 +69,47 @@ func (w *saver) share(mine report, err error) ([]report, error) {
 }
 
 func (w *saver) save() error {
-	mine, err := w.describe()
-	all, err := w.share(mine, err)
+	plan, err := w.begin()
 	if err != nil {
 		return err
 	}
+	mine, err := w.write(plan)
+	all, err := w.share(mine, err)
+	if err != nil {
+		return w.giveUp(err)
+	}
+	if w.first() {
+		err = w.finish(plan, all)
+	}
+	if _, err := w.share(report{}, err); err != nil {
+		return w.giveUp(err)
+	}
+	return nil
+}
+
+// begin agrees on who writes what and makes the temporary folder.
+func (w *saver) begin() (*plan, error) {
+	mine, err := w.describe()
+	all, err := w.share(mine, err)
+	if err != nil {
+		return nil, err
+	}
 	plan, err := makePlan(all, w.g.Rank())
 	if err != nil {
-		return err // every rank has computed the same
+		return nil, err // every rank has computed the same
 	}
 	for rank, r := range all {
 		if r.Step != all[0].Step {
-			return fmt.Errorf("rank 0 saves step %d, rank %d step %d", all[0].Step, rank, r.Step)
+			return nil, fmt.Errorf("rank 0 saves step %d, rank %d step %d", all[0].Step, rank, r.Step)
 		}
 	}
 	if w.first() {
 		err = w.prepare()
 	}
 	if _, err := w.share(report{}, err); err != nil {
-		return err
+		return nil, err
 	}
-	files, err := w.write(plan)
-	all, err = w.share(report{Files: files}, err)
-	if err != nil {
-		return w.giveUp(err)
-	}
-	if w.first() {
-		err = w.finish(all)
-	}
-	if _, err := w.share(report{}, err); err != nil {
-		return w.giveUp(err)
-	}
-	return nil
+	return plan, nil
 }
 
 // giveUp removes what was written, for a full disk needs the room, unless another rank may still be writing.
@@ -157,7 +174,7 @@ func (w *saver) prepare() error {
 		return err
 	}
 	for _, part := range w.snapshot.parts() {
-		if err := os.Mkdir(filepath.Join(w.tmp, string(part.kind)), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Join(w.tmp, w.options.Format.folder(part.kind)), 0o755); err != nil {
 			return err
 		}
 	}
@@ -165,60 +182,75 @@ func (w *saver) prepare() error {
 }
 
 // write writes this rank's files.
-func (w *saver) write(p *plan) ([]File, error) {
-	var files []File
+func (w *saver) write(p *plan) (report, error) {
+	var mine report
 	for _, part := range w.snapshot.parts() {
 		entries := part.entries
 		if part.kind != RankState {
 			entries = slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !p.writes[part.kind][e.Name] })
 		}
-		if len(entries) == 0 {
+		values := part.kind == Optimizer && w.options.Format == DCP && w.first() && len(w.snapshot.Groups) > 0
+		if len(entries) == 0 && !values {
 			continue
 		}
-		f, err := w.writeShard(part.kind, entries)
-		if err != nil {
+		write := w.writeShard
+		if w.options.Format.uses(part.kind) {
+			write = w.writeDCP
+		}
+		if err := write(part.kind, entries, &mine); err != nil {
 			if errors.Is(err, fs.ErrNotExist) && !w.first() {
 				err = fmt.Errorf("%w: rank 0 made this folder: do all ranks share a file system?", err)
 			}
-			return nil, err
+			return report{}, err
 		}
-		files = append(files, f)
 	}
-	return files, nil
+	return mine, nil
 }
 
-func (w *saver) writeShard(kind Kind, entries []Entry) (File, error) {
+func (w *saver) writeShard(kind Kind, entries []Entry, mine *report) error {
 	rank := w.g.Rank()
 	f := File{Kind: kind, Rank: rank, Tensors: len(entries)}
 	f.Path = fmt.Sprintf("%s/shard-%05d-%s-00001-of-00001.safetensors", kind, rank+1, kind)
 	path := filepath.Join(w.tmp, filepath.FromSlash(f.Path))
 	specs := make([]safetensors.Spec, len(entries))
+	byName := make(map[string]Entry, len(entries))
 	for i, e := range entries {
 		specs[i] = safetensors.Spec{Name: e.Name, DType: e.Tensor.DType().Safetensors(), Shape: e.Tensor.Shape()}
+		byName[e.Name] = e
 	}
 	meta, err := shardMetadata(kind, entries)
 	if err != nil {
-		return f, err
+		return err
 	}
 	out, err := safetensors.Create(path, specs, meta)
 	if err != nil {
-		return f, err
+		return err
 	}
 	defer out.Abort()
-	for _, e := range entries {
-		if err := w.writeTensor(out, e); err != nil {
-			return f, fmt.Errorf("%s tensor %q: %w", kind, e.Name, err)
+	// In the order of the file, so that its checksums are computed on the way.
+	var sums hasher
+	sums.add(out.Header())
+	for _, name := range out.Names() {
+		at := int64(0)
+		err := w.eachPiece(byName[name].Tensor, func(b []byte) error {
+			sums.add(b)
+			at += int64(len(b))
+			return out.WriteAt(name, at-int64(len(b)), b)
+		})
+		if err != nil {
+			return fmt.Errorf("%s tensor %q: %w", kind, name, err)
 		}
 	}
 	if err := out.Commit(); err != nil {
-		return f, err
+		return err
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return f, err
+		return err
 	}
-	f.Size = info.Size()
-	return f, nil
+	f.Size, f.CRC32C = info.Size(), sums.text()
+	mine.Files = append(mine.Files, f)
+	return nil
 }
 
 // shardMetadata says which rows the file holds, as HuggingFaceStorageReader expects it. Rank states are whole and have no
@@ -243,35 +275,48 @@ func shardMetadata(kind Kind, entries []Entry) ([]safetensors.KV, error) {
 	return append(meta, safetensors.KV{Key: "DCP_VERSION", Value: "1.0"}, safetensors.KV{Key: shardingKey, Value: string(text)}), nil
 }
 
-// writeTensor writes in pieces, so that a cancelled save ends soon.
-func (w *saver) writeTensor(out *safetensors.Writer, e Entry) error {
-	const piece = 64 << 20
+// eachPiece gives the bytes of a tensor in pieces: small ones, so that a cancelled save ends soon and that bytes are still
+// in the processor's cache when they are written after their checksum.
+func (w *saver) eachPiece(t *torch.Tensor, f func([]byte) error) error {
+	const piece = 1 << 20
+	return withBytes(t, func(b []byte) error {
+		for at := 0; at < len(b); at += piece {
+			if w.ctx.Err() != nil {
+				return context.Cause(w.ctx)
+			}
+			if err := f(b[at:min(at+piece, len(b))]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// withBytes gives the elements of a tensor, row-major, in main memory.
+func withBytes(t *torch.Tensor, f func([]byte) error) error {
 	return torch.Try(func() {
 		torch.NoGrad(func() {
 			s := torch.NewScope(nil)
 			defer s.Close()
-			t := e.Tensor.In(s).Detach()
+			t := t.In(s).Detach()
 			if t.Numel() == 0 {
+				torch.Throw(f(nil))
 				return
 			}
 			if t.Device().Type != torch.CPUType {
 				t = t.ToDevice(torch.CPU)
 			}
-			t.Contiguous().WithBytes(func(b []byte) {
-				for at := 0; at < len(b); at += piece {
-					if w.ctx.Err() != nil {
-						torch.Throw(context.Cause(w.ctx))
-					}
-					torch.Throw(out.WriteAt(e.Name, int64(at), b[at:min(at+piece, len(b))]))
-				}
-			})
+			t.Contiguous().WithBytes(func(b []byte) { torch.Throw(f(b)) })
 		})
 	})
 }
 
 // finish writes what makes the checkpoint complete and gives it its name.
-func (w *saver) finish(all []report) error {
+func (w *saver) finish(p *plan, all []report) error {
 	m := Manifest{FormatVersion: FormatVersion, Step: w.step, WorldSize: w.g.Size()}
+	if w.options.Format == DCP {
+		m.Format = formatDCP
+	}
 	for _, part := range w.snapshot.parts() {
 		before := len(m.Files)
 		for _, r := range all {
@@ -284,8 +329,14 @@ func (w *saver) finish(all []report) error {
 		flush := syncFolder
 		if len(m.Files) == before {
 			flush = os.Remove // nothing of this kind was saved
+		} else if w.options.Format.uses(part.kind) {
+			f, err := w.writeMetadata(part.kind, p, all)
+			if err != nil {
+				return err
+			}
+			m.Files = append(m.Files, f)
 		}
-		if err := flush(filepath.Join(w.tmp, string(part.kind))); err != nil {
+		if err := flush(filepath.Join(w.tmp, w.options.Format.folder(part.kind))); err != nil {
 			return err
 		}
 	}
@@ -293,16 +344,16 @@ func (w *saver) finish(all []report) error {
 		if err := writeSynced(filepath.Join(w.tmp, trainerName), w.trainer); err != nil {
 			return err
 		}
-		m.Files = append(m.Files, File{Path: trainerName, Size: int64(len(w.trainer))})
+		m.Files = append(m.Files, File{Path: trainerName, Size: int64(len(w.trainer)), CRC32C: checksum(w.trainer)})
 	}
 	if err := m.check(w.tmp); err != nil {
 		return fmt.Errorf("rank 0 does not see what the ranks wrote (do they share a file system?): %w", err)
 	}
-	text, err := json.MarshalIndent(m, "", "  ")
+	text, err := m.encode()
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(filepath.Join(w.tmp, manifestName), append(text, '\n')); err != nil {
+	if err := writeSynced(filepath.Join(w.tmp, manifestName), text); err != nil {
 		return err
 	}
 	if err := syncFolder(w.tmp); err != nil {
@@ -323,5 +374,5 @@ func (w *saver) tidy() error {
 			err = prune(w.root, w.options.TotalLimit, w.step, w.options.Keep)
 		}
 	}
-	return Agree(w.ctx, w.g, "delete older checkpoints", err)
+	return err
 }

@@ -10,10 +10,12 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "internal.h"
 #include "memory.h"
+#include "node.h"
 
 namespace gofsdp {
 
@@ -81,15 +83,21 @@ struct GoPostAccumulate final : torch::autograd::PostAccumulateGradHook {
 
 // A node whose backward is a Go func. The Go value lives until the node dies: cgo handles are freed by C++, since only
 // C++ knows when the graph is gone. What backward needs is kept as SavedVariables, so that saved-tensor hooks (activation
-// checkpointing, offload) and the check for changes in place see it as they see any operator's.
+// checkpointing, offload) and the check for changes in place see it as they see any operator's. They come back with their
+// place in the graph, and the engine has set the grad mode to "create graph" by then: a backward that computes with
+// recording on is differentiated like any other computation.
 struct GoFunction final : torch::autograd::Node {
   GoHandle owner;
+  std::string label;
   std::vector<torch::autograd::SavedVariable> saved;
-  explicit GoFunction(GoHandle o) : owner(std::move(o)) {}
-  std::string name() const override { return "GoFunctionBackward"; }
+  GoFunction(GoHandle o, std::string l) : owner(std::move(o)), label(std::move(l)) {}
+  std::string name() const override { return label; }
   variable_list apply(variable_list&& grads) override {
     variable_list kept;
-    for (auto& s : saved) kept.push_back(s.unpack());
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto& s : saved) kept.push_back(s.unpack(getptr()));
+    }
     std::vector<int64_t> in;
     for (auto& g : grads) in.push_back(own(std::move(g)));
     for (auto& t : kept) in.push_back(own(std::move(t)));
@@ -101,6 +109,7 @@ struct GoFunction final : torch::autograd::Node {
     return result;
   }
   void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
     for (auto& s : saved) s.reset_data();
   }
 };
@@ -217,29 +226,34 @@ gf_ret gf_post_accumulate_hook_remove(int64_t t, int64_t id) {
 }
 
 // Makes outputs (computed by Go without recording) the results of a node on inputs whose backward is the Go value behind
-// handle and which keeps saved. wrapped receives new handles, which alias the outputs' storage.
-gf_ret gf_function_record(uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out,
-                          const int64_t* saved, int64_t n_saved, int64_t* wrapped) {
+// handle and which keeps saved: inputs and outputs with their place in the graph, other tensors as constants. An output
+// whose fixed is not 0 never requires grad. wrapped receives new handles, which alias the outputs' storage.
+gf_ret gf_function_record(uint64_t handle, const char* name, const int64_t* inputs, int64_t n_in, const int64_t* outputs,
+                          const int64_t* fixed, int64_t n_out, const int64_t* saved, int64_t n_saved,
+                          int64_t* wrapped) {
   GoHandle given(handle);
   return guard([&] {
-    auto node = c10::make_intrusive<GoFunction>(std::move(given));
+    auto node = make_node<GoFunction>(std::move(given), name);
     variable_list in = borrow_all(inputs, n_in);
     bool record = at::GradMode::is_enabled() && torch::autograd::any_variable_requires_grad(in);
-    if (record) {
-      node->set_next_edges(torch::autograd::collect_next_edges(in));
-      for (auto& t : borrow_all(saved, n_saved))
-        node->saved.emplace_back(t.defined() ? t.detach() : t, /*is_output=*/false);
-    }
+    if (record) node->set_next_edges(torch::autograd::collect_next_edges(in));
     variable_list out;
-    for (auto& o : borrow_all(outputs, n_out)) {
+    for (int64_t i = 0; i < n_out; i++) {
+      at::Tensor o = borrow_optional(outputs[i]);
       TORCH_CHECK(o.defined(), "an output of a function is nil");
       at::Tensor t = o.detach();
-      if (record && torch::autograd::isDifferentiableType(t.scalar_type())) {
+      if (record && !fixed[i] && torch::autograd::isDifferentiableType(t.scalar_type())) {
         torch::autograd::set_history(t, node);
       } else if (record) {
         node->add_input_metadata(torch::autograd::Node::undefined_input());
       }
       out.push_back(std::move(t));
+    }
+    for (int64_t i = 0; record && i < n_saved; i++) {
+      const int64_t *in_end = inputs + n_in, *out_end = outputs + n_out;
+      const int64_t* at = std::find(outputs, out_end, saved[i]);
+      bool is_output = saved[i] && at != out_end && std::find(inputs, in_end, saved[i]) == in_end;
+      node->saved.emplace_back(is_output ? out[at - outputs] : borrow_optional(saved[i]), is_output);
     }
     for (int64_t i = 0; i < n_out; i++) wrapped[i] = own(std::move(out[i]));
   });

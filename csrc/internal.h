@@ -31,7 +31,16 @@ struct DistFailure : std::runtime_error {
   DistFailure(const std::string& m, bool t) : std::runtime_error(m), timeout(t) {}
 };
 
+// A device that does not exist here; the message says why.
+struct DeviceMissing : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 extern gf_callbacks go;
+
+// Asks Go to free what it does not use any more, before an allocation fails; tells whether it freed anything. Defined in
+// device.cc.
+bool free_memory() noexcept;
 
 // Calls into Go and turns a reported failure into an exception.
 inline void call_go(uint64_t handle, gf_event event, int64_t* in, int64_t n_in, int64_t* out, int64_t n_out) {
@@ -64,6 +73,10 @@ inline at::Tensor borrow(int64_t h) {
 inline at::Tensor borrow_optional(int64_t h) { return h ? borrow(h) : at::Tensor(); }
 inline int64_t own(at::Tensor t) {
   return t.defined() ? reinterpret_cast<int64_t>(t.unsafeReleaseTensorImpl()) : 0;
+}
+// Tells whether FSDP freed the storage: kernels would read through a null pointer. See Note [Storage free and refill].
+inline bool storage_freed(const at::Tensor& t) {
+  return t.numel() > 0 && t.has_storage() && t.storage().nbytes() == 0;
 }
 // Takes over the reference that a handle holds.
 inline at::Tensor take(int64_t h) {

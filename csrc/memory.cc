@@ -263,6 +263,7 @@ Block* get(size_t bytes) {
   }
   if (!block) block = allocate(total);
   if (!block) {
+    free_memory();
     trim();
     block = allocate(total);
   }
@@ -272,6 +273,17 @@ Block* get(size_t bytes) {
   count_allocation(thread);
   counter.add(static_cast<int64_t>(bytes));
   return block;
+}
+
+std::atomic<int64_t> limit{0};  // of live bytes; 0 is none
+
+void check_limit(size_t n) {
+  int64_t most = limit.load(std::memory_order_relaxed);
+  if (most == 0) return;
+  auto fits = [&] { return counter.live.load() + static_cast<int64_t>(n) <= most; };
+  if (n <= static_cast<size_t>(most) && (fits() || (free_memory() && fits()))) return;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate memory: ", n, " bytes for a CPU tensor, ",
+                   counter.live.load(), " are in use and the limit is ", most);
 }
 
 void release(void* data) {
@@ -291,6 +303,7 @@ void release(void* data) {
 struct CountingAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
+    check_limit(n);
     void* data = get(n)->data();
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
@@ -331,6 +344,14 @@ gf_ret gf_memory_stats(int64_t* out, int64_t cap) {
 
 gf_ret gf_memory_reset_peak(void) {
   return guard([&] { counter.reset_peak(); });
+}
+
+// Bounds the live bytes of CPU tensors; 0 takes the bound away. Returns the one before.
+gf_ret gf_memory_limit(int64_t bytes) {
+  return guard([&] {
+    TORCH_CHECK(bytes >= 0, "a memory limit of ", bytes, " bytes");
+    return limit.exchange(bytes);
+  });
 }
 
 // Small blocks that other threads keep stay with them.

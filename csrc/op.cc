@@ -12,6 +12,7 @@
 
 #include "internal.h"
 #include "typed.h"
+#include "version.h"
 
 namespace gofsdp {
 
@@ -47,6 +48,8 @@ gf_error* current_error() noexcept {
     return make_error(GF_ERR_GO, e.cookie, e.what());
   } catch (const DistFailure& e) {
     return make_error(e.timeout ? GF_ERR_TIMEOUT : GF_ERR_DIST, 0, e.what());
+  } catch (const DeviceMissing& e) {
+    return make_error(GF_ERR_DEVICE, 0, e.what());
   } catch (const c10::OutOfMemoryError& e) {
     return make_error(GF_ERR_OOM, 0, e.what_without_backtrace());
   } catch (const c10::DistError& e) {
@@ -73,6 +76,7 @@ struct Op {
   std::vector<int> position;
   std::vector<std::string> names;
   std::vector<c10::TypePtr> types;  // of the schema's arguments, without Optional
+  bool view = false;                // see only_views
   Typed typed;                      // empty where the operator has none of the signatures in typed.h
 };
 
@@ -122,13 +126,28 @@ c10::IValue list_of_ints(const int64_t* v, int64_t n, const c10::TypePtr& type) 
   return list;
 }
 
-// type is arg's, without Optional.
-c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& type) {
+// The tensor of a handle, for an argument of an operator. Kernels read through a null pointer where the storage is freed
+// (Note [Storage free and refill]); only views of such a tensor make sense.
+at::Tensor tensor_argument(int64_t h, const c10::Argument& arg, bool view) {
+  at::Tensor t = borrow(h);
+  TORCH_CHECK(view || !storage_freed(t), "the storage of argument ", arg.name(), " (", t.sizes(), " ", t.scalar_type(), ") is freed");
+  return t;
+}
+
+// Operators that never look at the elements.
+bool only_views(const std::string& name) {
+  static const char* const names[] = {"detach", "alias", "view", "as_strided", "transpose", "t", "permute", "narrow",
+                                      "select", "slice", "unsqueeze", "squeeze", "expand", "split_with_sizes", "chunk"};
+  return std::any_of(std::begin(names), std::end(names), [&](const char* n) { return name == std::string("aten::") + n; });
+}
+
+// type is arg's, without Optional; view tells whether the operator only makes a view.
+c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& type, bool view) {
   switch (r.next()) {
     case GF_NONE:
       return {};
     case GF_TENSOR: {
-      at::Tensor t = borrow(r.next());
+      at::Tensor t = tensor_argument(r.next(), arg, view);
       if (type->kind() == c10::TypeKind::ListType) {  // one tensor where a list is expected
         c10::List<at::Tensor> list;
         list.push_back(t);
@@ -161,7 +180,7 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& 
     case GF_SCALAR_LIST: {
       int64_t n = r.next();
       c10::List<at::Scalar> list;
-      for (int64_t i = 0; i < n; i++) list.push_back(read_value(r, arg, c10::NumberType::get()).toScalar());
+      for (int64_t i = 0; i < n; i++) list.push_back(read_value(r, arg, c10::NumberType::get(), view).toScalar());
       return list;
     }
     case GF_INT_LIST: {
@@ -191,12 +210,12 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& 
       if (optional_elements) {
         c10::List<std::optional<at::Tensor>> list;
         for (int64_t i = 0; i < n; i++)
-          list.push_back(v[i] ? std::optional<at::Tensor>(borrow(v[i])) : std::nullopt);
+          list.push_back(v[i] ? std::optional<at::Tensor>(tensor_argument(v[i], arg, view)) : std::nullopt);
         return list;
       }
       c10::List<at::Tensor> list;
       list.reserve(n);
-      for (int64_t i = 0; i < n; i++) list.push_back(borrow_optional(v[i]));
+      for (int64_t i = 0; i < n; i++) list.push_back(v[i] ? tensor_argument(v[i], arg, view) : at::Tensor());
       return list;
     }
     case GF_DEVICE: {
@@ -206,6 +225,13 @@ c10::IValue read_value(Reader& r, const c10::Argument& arg, const c10::TypePtr& 
     case GF_GENERATOR:
       return at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(
           reinterpret_cast<c10::GeneratorImpl*>(r.next())));
+    case GF_STREAM: {
+      int64_t kind = r.next(), index = r.next();
+      return c10::Stream(c10::Stream::UNSAFE,
+                         c10::Device(static_cast<c10::DeviceType>(kind), static_cast<c10::DeviceIndex>(index)), r.next());
+    }
+    case GF_STORAGE:
+      return borrow(r.next()).storage();
     case GF_DEFAULT:
       if (!arg.default_value() && arg.type()->kind() == c10::TypeKind::OptionalType) return {};
       TORCH_CHECK(arg.default_value().has_value(), "argument ", arg.name(), " has no default");
@@ -329,7 +355,7 @@ gf_ret gf_init(const gf_callbacks* callbacks) {
 gf_ret gf_versions(char* out, int64_t cap) {
   return guard([&] {
     std::ostringstream s;
-    s << "built " << TORCH_VERSION << "\n" << at::get_parallel_info();
+    s << "built " << TORCH_VERSION << ", running " << running_version() << "\n" << at::get_parallel_info();
     return copy_text(s.str(), out, cap);
   });
 }
@@ -366,7 +392,7 @@ gf_ret gf_test_throw(int64_t what) {
 gf_ret gf_op_find(const char* name, const char* overload, const char* arg_names) {
   return guard([&] {
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    auto op = std::make_unique<Op>(Op{handle, {}, {}, {}, {}});
+    auto op = std::make_unique<Op>(Op{handle, {}, {}, {}, only_views(name), {}});
     const auto& args = handle.schema().arguments();
     TORCH_CHECK(args.size() <= 64, name, ": ", args.size(), " arguments");  // gf_op_call has one bit for each
     for (const auto& arg : args) op->types.push_back(strip_optional(arg.real_type()));
@@ -439,7 +465,7 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
     for (size_t i = 0; r.p < r.end; i++) {
       if (op.position.empty()) {
         TORCH_CHECK(i < formals.size(), schema.name(), ": ", i + 1, " arguments, the operator takes ", formals.size());
-        stack[i] = read_value(r, formals[i], op.types[i]);
+        stack[i] = read_value(r, formals[i], op.types[i], op.view);
         given |= uint64_t{1} << i;
         continue;
       }
@@ -450,7 +476,7 @@ gf_ret gf_op_call(int64_t h, const int64_t* args, int64_t n, int64_t* rets, int6
         r.next();
         continue;
       }
-      stack[at] = read_value(r, formals[at], op.types[at]);
+      stack[at] = read_value(r, formals[at], op.types[at], op.view);
       given |= uint64_t{1} << at;
     }
     for (size_t i = 0; i < formals.size(); i++) {

@@ -1,6 +1,7 @@
 // Tensors: metadata, raw data, storage, and random generators.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "internal.h"
@@ -41,8 +42,9 @@ gf_ret gf_tensor_alias(int64_t t) {
   return guard([&] { return own(borrow(t)); });
 }
 
-// out: ndim, dtype, device type, device index, requires_grad, is_leaf, numel, element size, contiguous, storage bytes,
-// storage offset, version, then the sizes and the strides.
+// out: ndim, dtype, device type, device index, requires_grad, is_leaf, numel, element size, plain, storage bytes, storage
+// offset, version, then the sizes and the strides (0 for layouts without). Plain: the bytes are the elements in row-major
+// order, and no conjugation or negation is still to be done.
 gf_ret gf_tensor_meta(int64_t h, int64_t* out, int64_t cap) {
   return guard([&] {
     at::Tensor t = borrow(h);
@@ -57,13 +59,14 @@ gf_ret gf_tensor_meta(int64_t h, int64_t* out, int64_t cap) {
     out[5] = t.is_leaf();
     out[6] = t.numel();
     out[7] = static_cast<int64_t>(t.element_size());
-    out[8] = t.is_contiguous();
+    bool strided = t.layout() == at::kStrided;
+    out[8] = strided && t.is_contiguous() && !t.is_conj() && !t.is_neg();
     out[9] = t.has_storage() ? static_cast<int64_t>(t.storage().nbytes()) : 0;
     out[10] = t.has_storage() ? t.storage_offset() : 0;
     out[11] = t.is_inference() ? 0 : static_cast<int64_t>(t._version());
     for (int64_t i = 0; i < nd; i++) {
       out[12 + i] = t.size(i);
-      out[12 + nd + i] = t.stride(i);
+      out[12 + nd + i] = strided ? t.stride(i) : 0;
     }
     return need;
   });
@@ -91,8 +94,11 @@ gf_ret gf_tensor_from_blob(void* data, int64_t dtype, const int64_t* sizes, int6
 gf_ret gf_tensor_storage_resize(int64_t h, int64_t nbytes) {
   return guard([&] {
     at::Tensor t = borrow(h);
+    TORCH_CHECK(t.has_storage(), "a tensor of layout ", t.layout(), " has no storage of its own");
     c10::StorageImpl* s = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-    TORCH_CHECK(nbytes >= 0, "storage of ", nbytes, " bytes");
+    auto need = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset());
+    TORCH_CHECK(nbytes == 0 || nbytes >= static_cast<int64_t>(need), "storage of ", nbytes, " bytes, the tensor needs ",
+                need);
     if (static_cast<int64_t>(s->nbytes()) == nbytes) return;
     c10::Allocator* a = s->allocator() ? s->allocator() : c10::GetAllocator(s->device_type());
     s->set_data_ptr_noswap(a->allocate(nbytes));

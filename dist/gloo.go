@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,48 +15,41 @@ import (
 	"github.com/gofsdp/gofsdp/torch"
 )
 
-// Error is a collective that failed on this rank.
-type Error struct {
-	Op    string
-	Rank  int
-	Size  int
-	Shape []int64
-	Err   error
-}
-
-// Error names the rank and the collective.
-func (e *Error) Error() string {
-	return fmt.Sprintf("dist: rank %d of %d: %s of shape %v: %v", e.Rank, e.Size, e.Op, e.Shape, e.Err)
-}
-
-// Unwrap leads to the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// ErrAborted is the reason of collectives after Abort.
-var ErrAborted = errors.New("process group was aborted")
-
-// ErrTimeout is the reason of collectives that some rank did not join in time.
-var ErrTimeout = errors.New("timed out: a rank did not take part, or is stuck")
-
 // GlooConfig are the settings of NewGloo. The zero value works on one machine.
 type GlooConfig struct {
 	// Host is a name or address of this machine, which chooses the network interface. Empty: the loopback interface.
 	Host string
 	// Timeout bounds every collective; 0 means DefaultTimeout.
 	Timeout time.Duration
+	// ConnectTimeout bounds the connecting; 0 means Timeout. The deadline of the context bounds it too.
+	ConnectTimeout time.Duration
+	// Check makes the ranks compare, before each collective, what they are about to run, so that a rank which runs another
+	// one or another size is named. Gloo itself would hang, mix up data, or end the process. Collectives then wait for
+	// all ranks when they start. TORCH_DISTRIBUTED_DEBUG=DETAIL sets it as well.
+	Check bool
 }
 
 // Gloo is a Group on CPU tensors over TCP.
 type Gloo struct {
 	rank, size int
 	timeout    time.Duration
+	host       string
+	store      *Store
+	ownsStore  bool
+	name       string // of the part, in a group that Split made
+	splits     int    // how often the group was split, so that every part has keys of its own in the store
+
+	check bool
+	watch *watchdog
 
 	mu      sync.Mutex
 	h       capi.Handle
 	aborted error
+	seq     int64 // collectives that were started
+	running int   // of them, those that were not waited for
 }
 
-var _ Group = (*Gloo)(nil)
+var _ Splitter = (*Gloo)(nil)
 
 // NewGloo connects this rank with the other size−1 ranks that use the same store. It returns when all are connected.
 func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*Gloo, error) {
@@ -66,29 +62,78 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 	if c.Timeout <= 0 {
 		c.Timeout = DefaultTimeout
 	}
-	connect := bounded(ctx, c.Timeout)
+	if c.ConnectTimeout <= 0 {
+		c.ConnectTimeout = c.Timeout
+	}
+	connect := bounded(ctx, c.ConnectTimeout)
+	fail := func(err error) error {
+		return fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, err)
+	}
+	if err := store.Set(joined(rank), []byte{1}); err != nil {
+		return nil, fail(err)
+	}
 	type result struct {
 		h   capi.Handle
 		err error
 	}
 	opened := make(chan result, 1)
 	go func() {
-		h, err := capi.NewGloo(store.h, rank, size, connect.Milliseconds(), c.Host)
-		opened <- result{h, err}
+		var r result
+		r.err = store.use(func(s capi.Handle) (err error) {
+			r.h, err = capi.NewGloo(s, rank, size, connect.Milliseconds(), c.Timeout.Milliseconds(), c.Host)
+			return err
+		})
+		opened <- r
 	}()
 	select {
 	case r := <-opened:
 		if r.err != nil {
-			return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, r.err)
+			if isTimeout(r.err) {
+				r.err = fmt.Errorf("%w: %w", ErrTimeout, r.err)
+			}
+			return nil, fail(store.whoIsMissing(r.err, size))
 		}
-		return &Gloo{rank: rank, size: size, timeout: c.Timeout, h: r.h}, nil
+		g := &Gloo{rank: rank, size: size, timeout: c.Timeout, host: c.Host, store: store, h: r.h,
+			check: c.Check || strings.EqualFold(os.Getenv("TORCH_DISTRIBUTED_DEBUG"), "DETAIL")}
+		var err error
+		g.watch, err = newWatchdog(store, rank, size, c.Timeout, func(cause error) { g.abort(abortedBy(cause)) })
+		if err != nil {
+			capi.FreeGroup(r.h)
+			return nil, fail(err)
+		}
+		return g, nil
 	case <-ctx.Done():
 		go func() { // the connecting itself cannot be ended
 			if r := <-opened; r.err == nil {
 				capi.FreeGroup(r.h)
 			}
 		}()
-		return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, context.Cause(ctx))
+		return nil, fail(context.Cause(ctx))
+	}
+}
+
+// joined is the key under which a rank says that it is connecting.
+func joined(rank int) string { return "joined/" + strconv.Itoa(rank) }
+
+// whoIsMissing adds to err the ranks that have not begun to connect.
+func (s *Store) whoIsMissing(err error, size int) error {
+	missing := make(chan []int, 1)
+	within(time.Second, func() {
+		var ranks []int
+		for rank := range size {
+			if set, err := s.isSet(joined(rank)); err != nil {
+				return
+			} else if !set {
+				ranks = append(ranks, rank)
+			}
+		}
+		missing <- ranks
+	})
+	select {
+	case ranks := <-missing:
+		return fmt.Errorf("%w; ranks that did not begin to connect: %v", err, ranks)
+	default:
+		return err
 	}
 }
 
@@ -109,9 +154,7 @@ func Init(ctx context.Context, env Env, timeout time.Duration) (Group, func(cont
 	}
 	g, err := NewGloo(ctx, store, env.Rank, env.WorldSize, GlooConfig{Host: host, Timeout: timeout})
 	if err != nil {
-		if ctx.Err() == nil { // else the connecting still runs, and reads the store
-			store.release()
-		}
+		store.release()
 		return nil, nil, err
 	}
 	return g, func(ctx context.Context) error { return errors.Join(g.Close(ctx), store.Close(ctx)) }, nil
@@ -135,10 +178,10 @@ func (g *Gloo) Size() int { return g.size }
 
 // AllGather implements Group.
 func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, error) {
-	if out.Numel() != int64(g.size)*in.Numel() || out.DType() != in.DType() {
-		return nil, g.fail("all-gather", in, fmt.Errorf("out is %v, needs %d elements of %v", out, int64(g.size)*in.Numel(), in.DType()))
+	if err := checkAllGather(g.size, out, in); err != nil {
+		return nil, newError(ctx, OpAllGather, g, in, err)
 	}
-	return g.start(ctx, "all-gather", in, func(pg capi.Handle) (h capi.Handle, err error) {
+	return g.start(ctx, OpAllGather, in, out.Numel(), int64(in.DType()), func(pg capi.Handle) (h capi.Handle, err error) {
 		out.WithHandle(func(o uintptr) {
 			in.WithHandle(func(i uintptr) { h, err = capi.AllGather(pg, capi.Handle(o), capi.Handle(i)) })
 		})
@@ -148,10 +191,10 @@ func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, erro
 
 // ReduceScatter implements Group. Gloo has no average: Avg divides after the sum.
 func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op ReduceOp) (Work, error) {
-	if in.Numel() != int64(g.size)*out.Numel() || out.DType() != in.DType() || in.Dim() != 1 || out.Dim() != 1 {
-		return nil, g.fail("reduce-scatter", in, fmt.Errorf("out is %v, needs to be one of %d equal parts of 1-D %v", out, g.size, in))
+	if err := checkReduceScatter(g.size, out, in); err != nil {
+		return nil, newError(ctx, OpReduceScatter, g, in, err)
 	}
-	w, err := g.start(ctx, "reduce-scatter", in, func(pg capi.Handle) (h capi.Handle, err error) {
+	w, err := g.start(ctx, OpReduceScatter, in, in.Numel(), code(in, int(op)), func(pg capi.Handle) (h capi.Handle, err error) {
 		out.WithHandle(func(o uintptr) {
 			in.WithHandle(func(i uintptr) { h, err = capi.ReduceScatter(pg, capi.Handle(o), capi.Handle(i), op.code()) })
 		})
@@ -162,7 +205,10 @@ func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op Redu
 
 // AllReduce implements Group.
 func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Work, error) {
-	w, err := g.start(ctx, "all-reduce", t, func(pg capi.Handle) (h capi.Handle, err error) {
+	if err := checkTensor(t); err != nil {
+		return nil, newError(ctx, OpAllReduce, g, t, err)
+	}
+	w, err := g.start(ctx, OpAllReduce, t, t.Numel(), code(t, int(op)), func(pg capi.Handle) (h capi.Handle, err error) {
 		t.WithHandle(func(x uintptr) { h, err = capi.AllReduce(pg, capi.Handle(x), op.code()) })
 		return h, err
 	})
@@ -171,10 +217,10 @@ func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Wor
 
 // Broadcast implements Group.
 func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, error) {
-	if root < 0 || root >= g.size {
-		return nil, g.fail("broadcast", t, fmt.Errorf("root is rank %d", root))
+	if err := errors.Join(checkRoot(g.size, root), checkTensor(t)); err != nil {
+		return nil, newError(ctx, OpBroadcast, g, t, err)
 	}
-	return g.start(ctx, "broadcast", t, func(pg capi.Handle) (h capi.Handle, err error) {
+	return g.start(ctx, OpBroadcast, t, t.Numel(), code(t, root), func(pg capi.Handle) (h capi.Handle, err error) {
 		t.WithHandle(func(x uintptr) { h, err = capi.Broadcast(pg, capi.Handle(x), root) })
 		return h, err
 	})
@@ -182,30 +228,81 @@ func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, 
 
 // Barrier implements Group.
 func (g *Gloo) Barrier(ctx context.Context) error {
-	return Wait(ctx)(g.start(ctx, "barrier", nil, capi.Barrier))
+	return Wait(ctx)(g.start(ctx, OpBarrier, nil, 0, 0, capi.Barrier))
 }
 
-// Abort implements Group.
+// code joins what ranks must agree on besides the kind of a collective and the number of elements.
+func code(t *torch.Tensor, argument int) int64 { return int64(argument)<<8 | int64(t.DType()) }
+
+// Split implements Splitter. The parts meet through the store of this group, which must be open.
+func (g *Gloo) Split(ctx context.Context, name string, ranks []int) (Group, error) {
+	fail := func(err error) error {
+		return fmt.Errorf("dist: rank %d of %d: split %q into ranks %v: %w", g.rank, g.size, name, ranks, err)
+	}
+	member, err := memberOf(ranks, g.rank, g.size)
+	if err != nil {
+		return nil, fail(err)
+	}
+	g.splits++
+	if len(ranks) == 1 {
+		return NewSingle(), nil
+	}
+	store, err := g.store.Prefix(fmt.Sprintf("split-%d/%s/from-%d", g.splits, name, ranks[0]))
+	if err != nil {
+		return nil, fail(err)
+	}
+	part, err := NewGloo(ctx, store, member, len(ranks), GlooConfig{Host: g.host, Timeout: g.timeout, Check: g.check})
+	if err != nil {
+		store.release()
+		return nil, fail(err)
+	}
+	part.name, part.ownsStore = name, true
+	return part, nil
+}
+
+// Abort implements Group. The other ranks abort too, and give cause as their reason.
 func (g *Gloo) Abort(cause error) {
+	if !g.abort(abortedBy(cause)) {
+		return
+	}
+	g.mu.Lock()
+	last := operation{Seq: g.seq}
+	g.mu.Unlock()
+	s := &Stall{Rank: g.rank, Size: g.size, Seq: last.Seq, Reason: ErrAborted.Error()}
+	if cause != nil {
+		s.Reason += ": " + cause.Error()
+	}
+	g.watch.announce(s)
+}
+
+// abort makes running and later collectives fail with cause. It returns false if that was so already.
+func (g *Gloo) abort(cause error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.aborted != nil || g.h == 0 {
-		return
+		return false
 	}
-	g.aborted = ErrAborted
-	if cause != nil {
-		g.aborted = fmt.Errorf("%w: %w", ErrAborted, cause)
-	}
-	_ = capi.AbortGroup(g.h)
+	g.aborted = cause
+	_, _ = capi.AbortGroup(g.h) // where it is not possible, Gloo's own timeout ends the work
+	return true
 }
 
-// Close implements Group.
+// Close implements Group. Collectives that nobody has waited for are aborted.
 func (g *Gloo) Close(context.Context) error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.h != 0 {
-		capi.FreeGroup(g.h)
-		g.h = 0
+	h, running, aborted := g.h, g.running, g.aborted
+	g.h = 0
+	g.mu.Unlock()
+	if h == 0 {
+		return nil
+	}
+	if running > 0 {
+		_, _ = capi.AbortGroup(h)
+	}
+	g.watch.close(aborted == nil)
+	capi.FreeGroup(h) // ends when the work has
+	if g.ownsStore {
+		g.store.release()
 	}
 	return nil
 }
@@ -225,152 +322,79 @@ func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, 
 		return w, err
 	}
 	return &then{Work: w, f: func() error {
-		return torch.Try(func() {
-			torch.NoGrad(func() {
-				s := torch.NewScope(nil)
-				defer s.Close()
-				t.In(s).VariableData().DivScalarInPlace(float64(g.size))
-			})
-		})
+		return quietly(func(s *torch.Scope) { t.In(s).VariableData().DivScalarInPlace(float64(g.size)) })
 	}}, nil
 }
 
-func (g *Gloo) fail(op string, t *torch.Tensor, err error) error {
-	e := &Error{Op: op, Rank: g.rank, Size: g.size, Err: err}
-	if t != nil && !t.Freed() {
-		e.Shape = t.Shape()
+// start begins a collective on t. whole is the number of elements that all ranks must agree on, and code whatever else.
+func (g *Gloo) start(ctx context.Context, op Op, t *torch.Tensor, whole, code int64, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
+	what, err := g.begin(ctx, operation{Op: op, Label: Label(ctx), Elements: whole})
+	if err == nil && g.check {
+		err = g.compare(ctx, what, t, code)
 	}
-	return e
+	if err != nil {
+		var failed *Error
+		if errors.As(err, &failed) {
+			return nil, err
+		}
+		return nil, newError(ctx, op, g, t, err)
+	}
+	h, err := g.launch(f)
+	if err != nil {
+		return nil, newError(ctx, op, g, t, err)
+	}
+	return newGlooWork(g, h, what, t), nil
 }
 
-func (g *Gloo) start(ctx context.Context, op string, t *torch.Tensor, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
+// begin gives a collective its number.
+func (g *Gloo) begin(ctx context.Context, what operation) (operation, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if err := g.usable(ctx); err != nil {
+		return what, err
+	}
+	g.seq++
+	what.Seq = g.seq
+	g.watch.started(what)
+	return what, nil
+}
+
+func (g *Gloo) usable(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
-		return nil, g.fail(op, t, context.Cause(ctx))
+		return context.Cause(ctx)
 	case g.aborted != nil:
-		return nil, g.fail(op, t, g.aborted)
+		return g.aborted
 	case g.h == 0:
-		return nil, g.fail(op, t, errors.New("the process group is closed"))
+		return errClosed
+	}
+	return nil
+}
+
+// launch calls f, which starts native work.
+func (g *Gloo) launch(f func(capi.Handle) (capi.Handle, error)) (capi.Handle, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.usable(context.Background()); err != nil {
+		return 0, err
 	}
 	h, err := f(g.h)
-	if err != nil {
-		return nil, g.fail(op, t, err)
+	if err == nil {
+		g.running++
 	}
-	return &glooWork{g: g, h: h, op: op, t: t, deadline: time.Now().Add(g.timeout)}, nil
+	return h, err
 }
 
-type glooWork struct {
-	g        *Gloo
-	h        capi.Handle // 0 after the first Wait
-	op       string
-	t        *torch.Tensor
-	deadline time.Time
-	err      error // what Wait returned
+// ended counts work that was waited for.
+func (g *Gloo) ended() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running--
 }
 
-// Wait implements Work.
-func (w *glooWork) Wait(ctx context.Context) error {
-	if w.h != 0 {
-		w.err = w.wait(ctx)
-		capi.FreeWork(w.h)
-		w.h = 0
-	}
-	return w.err
-}
-
-// wait looks at ctx several times a second: a rank whose job is cancelled does not sit in a collective that its peers
-// never join.
-func (w *glooWork) wait(ctx context.Context) error {
-	for {
-		done, err := capi.WaitWork(w.h, 200)
-		if err != nil {
-			if isTimeout(err) {
-				err = fmt.Errorf("%w (%v): %w", ErrTimeout, w.g.timeout, err)
-			}
-			return w.g.fail(w.op, w.t, err)
-		}
-		if done {
-			return nil
-		}
-		if ctx.Err() != nil {
-			err := w.g.fail(w.op, w.t, context.Cause(ctx))
-			w.g.Abort(err)
-			return err
-		}
-		if time.Now().After(w.deadline) {
-			err := w.g.fail(w.op, w.t, fmt.Errorf("%w (%v)", ErrTimeout, w.g.timeout))
-			w.g.Abort(err)
-			return err
-		}
-	}
-}
-
-// then is work with something to do afterwards.
-type then struct {
-	Work
-	f   func() error // nil once done
-	err error
-}
-
-func (t *then) Wait(ctx context.Context) error {
-	err := t.Work.Wait(ctx)
-	if err == nil && t.f != nil {
-		t.err, t.f = t.f(), nil
-	}
-	return errors.Join(err, t.err)
-}
-
-// Single is the group of one rank: collectives are copies.
-type Single struct{}
-
-var _ Group = Single{}
-
-// NewSingle makes a group of one rank.
-func NewSingle() Single { return Single{} }
-
-// Rank implements Group.
-func (Single) Rank() int { return 0 }
-
-// Size implements Group.
-func (Single) Size() int { return 1 }
-
-type done struct{}
-
-func (done) Wait(context.Context) error { return nil }
-
-// AllGather implements Group.
-func (Single) AllGather(_ context.Context, out, in *torch.Tensor) (Work, error) {
-	return done{}, copyInto(out, in)
-}
-
-// ReduceScatter implements Group.
-func (Single) ReduceScatter(_ context.Context, out, in *torch.Tensor, _ ReduceOp) (Work, error) {
-	return done{}, copyInto(out, in)
-}
-
-// AllReduce implements Group.
-func (Single) AllReduce(context.Context, *torch.Tensor, ReduceOp) (Work, error) { return done{}, nil }
-
-// Broadcast implements Group.
-func (Single) Broadcast(context.Context, *torch.Tensor, int) (Work, error) { return done{}, nil }
-
-// Barrier implements Group.
-func (Single) Barrier(context.Context) error { return nil }
-
-// Abort implements Group.
-func (Single) Abort(error) {}
-
-// Close implements Group.
-func (Single) Close(context.Context) error { return nil }
-
-func copyInto(out, in *torch.Tensor) error {
-	return torch.Try(func() {
-		torch.NoGrad(func() {
-			s := torch.NewScope(nil)
-			defer s.Close()
-			out.In(s).VariableData().View(-1).Copy(in.In(s).Detach().Reshape(-1))
-		})
-	})
+// cause is why the group was aborted, or nil.
+func (g *Gloo) cause() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.aborted
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/capi"
@@ -14,15 +15,42 @@ import (
 const DefaultTimeout = 30 * time.Minute
 
 // goodbyeTimeout is how long the rank that serves the store waits for the others to say that they are done.
-const goodbyeTimeout = 10 * time.Second
+const goodbyeTimeout = 5 * time.Second
 
 // Store is where ranks meet: a small table of keys that all of them can read, write and wait for.
 type Store struct {
-	h      capi.Handle
 	rank   int
 	size   int
 	server bool // this process serves the store to the others
 	root   *Store
+
+	mu     sync.Mutex
+	h      capi.Handle
+	uses   int // calls that run
+	closed bool
+}
+
+// ErrStoreClosed is the reason of requests to a store after Close.
+var ErrStoreClosed = errors.New("the store is closed")
+
+// use calls f with the store's handle. A request can wait for a server that does not answer, while another goroutine
+// closes the store: the handle lives until the last one has returned.
+func (s *Store) use(f func(h capi.Handle) error) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrStoreClosed
+	}
+	s.uses++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.uses--; s.closed && s.uses == 0 {
+			capi.FreeStore(s.h)
+		}
+	}()
+	return f(s.h)
 }
 
 // NewHashStore makes a store inside the process, for ranks that are goroutines. They share the value.
@@ -102,7 +130,11 @@ func (s *Store) meet(ctx context.Context, timeout time.Duration) error {
 
 // Prefix is a view of the store in which every key starts with name.
 func (s *Store) Prefix(name string) (*Store, error) {
-	h, err := capi.PrefixStore(s.h, name)
+	var h capi.Handle
+	err := s.use(func(parent capi.Handle) (err error) {
+		h, err = capi.PrefixStore(parent, name)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("dist: prefix store %q: %w", name, err)
 	}
@@ -111,7 +143,7 @@ func (s *Store) Prefix(name string) (*Store, error) {
 
 // Set stores value under key.
 func (s *Store) Set(key string, value []byte) error {
-	if err := capi.StoreSet(s.h, key, value); err != nil {
+	if err := s.use(func(h capi.Handle) error { return capi.StoreSet(h, key, value) }); err != nil {
 		return fmt.Errorf("dist: rank %d: store %q: %w", s.rank, key, err)
 	}
 	return nil
@@ -122,11 +154,29 @@ func (s *Store) Get(ctx context.Context, key string, timeout time.Duration) ([]b
 	if err := s.await(ctx, key, time.Now().Add(bounded(ctx, timeout))); err != nil {
 		return nil, fmt.Errorf("dist: rank %d: wait for %q in the store: %w", s.rank, key, err)
 	}
-	v, err := capi.StoreGet(s.h, key, getTimeout.Milliseconds())
+	v, err := s.read(key)
 	if err != nil {
 		return nil, fmt.Errorf("dist: rank %d: read %q in the store: %w", s.rank, key, err)
 	}
 	return v, nil
+}
+
+// read is the value of a key that is set.
+func (s *Store) read(key string) (v []byte, err error) {
+	err = s.use(func(h capi.Handle) (err error) {
+		v, err = capi.StoreGet(h, key, getTimeout.Milliseconds())
+		return err
+	})
+	return v, err
+}
+
+// isSet tells whether key is set.
+func (s *Store) isSet(key string) (set bool, err error) {
+	err = s.use(func(h capi.Handle) (err error) {
+		set, err = capi.StoreCheck(h, key)
+		return err
+	})
+	return set, err
 }
 
 // getTimeout bounds the reading of a key that is known to be there.
@@ -136,7 +186,7 @@ const getTimeout = 10 * time.Second
 func (s *Store) await(ctx context.Context, key string, deadline time.Time) error {
 	pause := time.Millisecond
 	for {
-		set, err := capi.StoreCheck(s.h, key)
+		set, err := s.isSet(key)
 		if err != nil {
 			return err
 		}
@@ -157,7 +207,11 @@ func (s *Store) await(ctx context.Context, key string, deadline time.Time) error
 
 // Add adds delta to the counter under key and returns the sum.
 func (s *Store) Add(key string, delta int64) (int64, error) {
-	v, err := capi.StoreAdd(s.h, key, delta)
+	var v int64
+	err := s.use(func(h capi.Handle) (err error) {
+		v, err = capi.StoreAdd(h, key, delta)
+		return err
+	})
 	if err != nil {
 		return 0, fmt.Errorf("dist: rank %d: add to %q in the store: %w", s.rank, key, err)
 	}
@@ -171,14 +225,16 @@ func (s *Store) Close(ctx context.Context) error {
 	if s.root == nil || s.size < 2 {
 		return nil
 	}
-	if err := s.Set("done/"+strconv.Itoa(s.rank), []byte{1}); err != nil {
-		return nil // the server is gone: there is nobody to say goodbye to
+	var err error
+	if !within(goodbyeTimeout/2, func() { err = s.Set("done/"+strconv.Itoa(s.rank), []byte{1}) }) || err != nil {
+		return nil // the server is gone or stopped: there is nobody to say goodbye to
 	}
-	if !s.server {
+	if !s.root.server {
 		return nil
 	}
+	deadline := time.Now().Add(goodbyeTimeout)
 	for rank := range s.size {
-		if _, err := s.Get(ctx, "done/"+strconv.Itoa(rank), goodbyeTimeout); err != nil {
+		if err := s.await(ctx, "done/"+strconv.Itoa(rank), deadline); err != nil {
 			return fmt.Errorf("dist: rank %d left the store before rank %d had said goodbye: %w", s.rank, rank, err)
 		}
 	}
@@ -186,11 +242,16 @@ func (s *Store) Close(ctx context.Context) error {
 }
 
 func (s *Store) release() {
-	if s.h == 0 {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
 		return
 	}
-	capi.FreeStore(s.h)
-	s.h = 0
+	s.closed = true
+	if s.uses == 0 {
+		capi.FreeStore(s.h)
+	}
+	s.mu.Unlock()
 	if s.root != nil {
 		s.root.release()
 	}

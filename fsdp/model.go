@@ -2,179 +2,55 @@ package fsdp
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/dist"
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/nn"
 )
 
-// Counters count what the model's collectives did.
-type Counters struct {
-	AllGathers     atomic.Int64
-	ReduceScatters atomic.Int64
-	AllReduces     atomic.Int64
-	Bytes          atomic.Int64 // of all ranks' parts together
-}
-
-func (c *Counters) add(kind *atomic.Int64, bytes int64) {
-	kind.Add(1)
-	c.Bytes.Add(bytes)
-}
-
 // Model is a sharded model: the units and what they share. One goroutine drives it.
 type Model struct {
-	config   Config
-	group    dist.Group
-	units    []*unit // in order of declaration, the root last
-	byName   map[string]*param
-	names    []string
-	counters Counters
+	config       Config
+	world        dist.Group
+	shard        dist.Group // the ranks that hold one copy of the model between them
+	replicate    dist.Group // the ranks that hold the same shard, or nil
+	reshardGroup dist.Group // of Config.ReshardSize, or nil
+	replicas     int
+	units        []*unit // in order of declaration, outer ones first; the root last
+	byName       map[string]*param
+	names        []string
+	ignored      []*nn.Param // trainable, and left alone
+	counters     Counters
 
-	ctx      context.Context // of the running forward, for its backward
-	begun    bool            // inside the root's forward
-	sync     bool            // reduce gradients in backward
-	queued   bool            // the final callback of the running backward is queued
-	order    []*unit         // units in the order in which their forwards ended
-	last     []*unit         // the order of the forward before
-	position int             // of the unit that runs, in last
-	reducing *unit
+	ctx     context.Context // of the running forward, for its backward
+	phase   Phase
+	started bool // the root has run
+	begun   bool // inside the root's forward
+
+	now      []*unit // units in the order in which their forwards began
+	last     []*unit // the same of the forward before
+	position int     // of the unit that runs, in last
+	passed   int     // units that have run or were left out, with Config.Branches
+
+	// See Note [The tape].
+	tape    []event
+	graph   int   // number of the last forward
+	active  []int // graphs that the running backward has entered
+	entered int   // the one it entered last
+	queued  bool  // the final callback of the running backward is queued
+
+	reductions []*reduction // in flight, oldest first
 }
 
-// hooked is a module that runs through nn.Run.
-type hooked interface{ LayerHooks() *nn.Hooks }
+// Group is all ranks that the model is spread over.
+func (m *Model) Group() dist.Group { return m.world }
 
-// Wrap shards root over the ranks of g. Parameters may hold values, of which each rank keeps its rows, or be on the meta
-// device: then each rank loads its rows (Param.Rows) into them before the first forward.
-//
-// Root and units must be layers that run through nn.Run. A parameter that two units share is refused.
-func Wrap(root any, g dist.Group, c Config) (*Model, error) {
-	c, err := c.withDefaults(g.Size())
-	if err != nil {
-		return nil, err
-	}
-	m := &Model{config: c, group: g, sync: true, byName: map[string]*param{}, ctx: context.Background()}
-	owner := map[*nn.Param]*unit{}
-	full := map[*nn.Param]string{}
-	for _, n := range nn.NamedParams(root) {
-		full[n.Param] = n.Name
-	}
-	add := func(name string, module any, isRoot bool) error {
-		h, ok := module.(hooked)
-		if !ok {
-			return fmt.Errorf("fsdp: module %q (%T) is no layer: embed nn.Hooks and call it through nn.Run", name, module)
-		}
-		u := &unit{m: m, name: name, root: isRoot}
-		for _, n := range nn.NamedParams(module) {
-			if n.Param.Replicated() {
-				continue
-			}
-			if other := owner[n.Param]; other != nil {
-				if isRoot || strings.HasPrefix(other.name, name+".") {
-					continue // of a unit inside this one
-				}
-				return fmt.Errorf("fsdp: parameter %s belongs to unit %q and to unit %q: tied parameters must be in one unit", full[n.Param], other.name, name)
-			}
-			owner[n.Param] = u
-			p, err := newParam(nn.Named{Name: full[n.Param], Param: n.Param}, g.Rank(), g.Size())
-			if err != nil {
-				return err
-			}
-			u.params = append(u.params, p)
-		}
-		u.pieces = cut(u.params, c.DirectBytes)
-		m.units = append(m.units, u)
-		h.LayerHooks().AddHook(u)
-		return nil
-	}
-	modules := nn.Modules(root)
-	for i := len(modules) - 1; i > 0; i-- { // inner units first: they own their parameters
-		if c.Units != nil && c.Units(modules[i].Name, modules[i].Module) {
-			if err := add(modules[i].Name, modules[i].Module, false); err != nil {
-				return nil, err
-			}
-		}
-	}
-	slices.Reverse(m.units)
-	if err := add("", root, true); err != nil {
-		return nil, err
-	}
-	if err := m.checkTied(root, owner, modules); err != nil {
-		return nil, err
-	}
-	err = torch.Try(func() { torch.NoGrad(m.shard) })
-	if err != nil {
-		return nil, fmt.Errorf("fsdp: shard the parameters: %w", err)
-	}
-	for _, n := range nn.NamedParams(root) {
-		m.names = append(m.names, n.Name)
-	}
-	return m, nil
-}
+// ShardGroup is the ranks that hold one copy of the model between them.
+func (m *Model) ShardGroup() dist.Group { return m.shard }
 
-// checkTied refuses a parameter that is reachable from a unit and from outside of it: its unit would free it while the
-// other module computes.
-func (m *Model) checkTied(root any, owner map[*nn.Param]*unit, modules []nn.NamedModule) error {
-	inside := map[*nn.Param]map[string]bool{}
-	for _, mod := range modules {
-		for _, u := range m.units {
-			if !u.root && u.name == mod.Name {
-				for _, n := range nn.NamedParams(mod.Module) {
-					names := map[string]bool{u.name + "." + n.Name: true}
-					for _, s := range n.Shared {
-						names[u.name+"."+s] = true
-					}
-					if inside[n.Param] == nil {
-						inside[n.Param] = names
-					}
-				}
-			}
-		}
-	}
-	for _, n := range nn.NamedParams(root) {
-		u := owner[n.Param]
-		if u == nil || u.root {
-			continue
-		}
-		for _, name := range append([]string{n.Name}, n.Shared...) {
-			if !inside[n.Param][name] {
-				return fmt.Errorf("fsdp: parameter %s of unit %q is also %s, outside the unit: tied parameters must be in one unit", n.Name, u.name, name)
-			}
-		}
-	}
-	return nil
-}
-
-// shard cuts every parameter down to this rank's rows.
-func (m *Model) shard() {
-	for _, u := range m.units {
-		for _, p := range u.params {
-			m.byName[p.name] = p
-			s := torch.NewScope(nil)
-			t := p.p.Tensor()
-			rows := t.In(s).Detach().Narrow(0, p.lo, p.hi-p.lo)
-			if t.Device().Type != torch.MetaType {
-				rows = rows.Clone()
-			}
-			p.p.SetRows(p.lo, p.hi)
-			p.p.SetTensor(rows.In(nil))
-			s.Close()
-			t.Free()
-			p.makeFull(m.group.Size())
-		}
-	}
-}
-
-// Group is the process group over which the model is sharded.
-func (m *Model) Group() dist.Group { return m.group }
-
-// Counters are the model's collectives so far.
-func (m *Model) Counters() *Counters { return &m.counters }
-
-// Units lists the units' names in order; the root is "".
+// Units lists the units' names in order; the root is "". A unit of several modules has their names with "+" between them.
 func (m *Model) Units() []string {
 	list := make([]string, len(m.units))
 	for i, u := range m.units {
@@ -183,9 +59,32 @@ func (m *Model) Units() []string {
 	return list
 }
 
+func (m *Model) unitNamed(name string) (*unit, error) {
+	for _, u := range m.units {
+		if u.name == name {
+			return u, nil
+		}
+	}
+	return nil, fmt.Errorf("fsdp: the model has no unit %q; it has %q", name, m.Units())
+}
+
+// errBegun is what the root says when its last forward never ended.
+var errBegun = errors.New("fsdp: the forward before ended in an error: call Model.Reset first")
+
 // begin starts a forward of the root: it takes in parameters that were loaded or replaced since the last one.
 func (m *Model) begin(ctx context.Context) error {
-	m.ctx, m.begun, m.position = ctx, true, 0
+	if m.begun {
+		return errBegun
+	}
+	for _, u := range m.units {
+		if u.open == 0 {
+			u.dropPart()
+		}
+	}
+	m.ctx, m.started, m.begun = ctx, true, true
+	m.position, m.passed, m.now = 0, 0, nil
+	m.graph++
+	m.pruneTape()
 	return m.Load()
 }
 
@@ -195,146 +94,149 @@ func (m *Model) Load() error {
 	var err error
 	torch.NoGrad(func() {
 		for _, u := range m.units {
-			if u.state != sharded {
-				continue
-			}
-			u.trainable = u.trainable[:0]
-			for _, p := range u.params {
-				if p.p.Trainable() {
-					u.trainable = append(u.trainable, p)
-					if u.reduceDType = p.dtype; u.trainable[0].dtype != p.dtype {
-						err = fmt.Errorf("fsdp: unit %q: trainable parameters must have one dtype: %s is %v, %s is %v",
-							u.name, u.trainable[0].name, u.trainable[0].dtype, p.name, p.dtype)
-						return
-					}
-				}
-				if p.full.RequiresGrad() != p.p.Trainable() {
-					p.full.SetRequiresGrad(p.p.Trainable())
-				}
-			}
-			for _, c := range u.pieces {
-				if err = c.load(); err != nil {
-					return
-				}
+			if err = u.load(); err != nil {
+				return
 			}
 		}
 	})
 	return err
 }
 
-// end closes a forward of the root. A forward that recorded nothing has no backward to reset the order.
-func (m *Model) end(recording bool) {
+// end closes a forward of the root.
+func (m *Model) end() {
 	m.begun = false
 	for _, u := range m.units {
-		u.drop(m.ctx) // prefetched, but this forward took another way: after the next step it would be stale
-	}
-	if !recording {
-		m.last, m.order = m.order, nil
-	}
-}
-
-// prefetchForward starts to gather the units that ran after u the last time. The root begins first and ends last.
-func (m *Model) prefetchForward(ctx context.Context, u *unit) {
-	if m.config.Prefetch < 0 {
-		return
-	}
-	next := 0
-	if !u.root {
-		at := slices.Index(m.last[min(m.position, len(m.last)):], u)
-		if at < 0 {
-			return
-		}
-		next = m.position + at + 1
-	}
-	m.position = next
-	for k := next; k < len(m.last) && k < next+m.config.Prefetch; k++ {
-		if !m.last[k].root {
-			torch.Throw(m.last[k].startUnshard(ctx))
-		}
-	}
-}
-
-// prefetchBackward starts to gather the units whose forwards ended before u's.
-func (m *Model) prefetchBackward(ctx context.Context, u *unit) error {
-	if m.config.Prefetch < 0 {
-		return nil
-	}
-	for i := len(m.order) - 1; i >= 0; i-- {
-		if m.order[i] != u {
-			continue
-		}
-		for k := i - 1; k >= 0 && k >= i-m.config.Prefetch; k-- {
-			if len(m.order[k].trainable) > 0 {
-				if err := m.order[k].startUnshard(ctx); err != nil {
-					return err
-				}
+		if u.left > 0 { // some of its modules did not run: they may yet, outside the root
+			if !u.endForward() {
+				u.reshard()
 			}
 		}
-		return nil
+		u.drop(m.ctx) // prefetched, but this forward took another way: after the next step it would be stale
 	}
-	return nil
-}
-
-// queueFinal arranges for final at the end of the running backward, once.
-func (m *Model) queueFinal() {
-	if m.queued {
-		return
+	m.last, m.now = m.now, nil
+	if m.config.Branches {
+		m.last = m.units[:len(m.units)-1] // every rank must prefetch the same
 	}
-	m.queued = true
-	torch.QueueCallback(m.final)
 }
 
 // final ends a backward: units that autograd did not reach, reductions in flight, gathers that nobody used.
 func (m *Model) final() error {
 	m.queued = false
+	if err := m.catchUp(-1); err != nil {
+		return err
+	}
 	for i := len(m.units) - 1; i >= 0; i-- {
-		u := m.units[i]
-		if u.pending && !u.done {
-			if err := u.postBackward(); err != nil {
+		if u := m.units[i]; u.unreduced && !m.phase.NoSync {
+			if err := u.postBackward(-1); err != nil {
 				return err
 			}
 		}
 	}
-	if err := m.finishReduction(m.ctx); err != nil {
-		return err
-	}
-	for _, u := range m.units {
-		u.drop(m.ctx)
-		u.reshard()
-		u.done = false
-		if m.sync {
-			u.pending = false
+	if !m.phase.NotLast {
+		if err := m.advanceReductions(m.ctx, true); err != nil {
+			return err
 		}
 	}
-	m.last, m.order = m.order, nil
+	m.cleanTape()
+	for _, u := range m.units {
+		u.drop(m.ctx)
+		if !m.phase.KeepUnsharded {
+			u.reshard()
+		}
+		if u.open == 0 {
+			u.dropPart()
+		}
+	}
 	return nil
+}
+
+// Phase is how backwards end that do not belong to the last micro-batch of a step. The zero value is an ordinary backward.
+type Phase struct {
+	// NoSync leaves gradients whole on each rank; the next backward with synchronisation reduces the sum
+	// (no_sync, set_requires_gradient_sync).
+	NoSync bool
+	// NoAllReduce reduces over the ranks that hold one copy and leaves the sum over the replicas to a later backward
+	// (set_requires_all_reduce).
+	NoAllReduce bool
+	// KeepUnsharded leaves the units gathered after backward (set_reshard_after_backward(False)): the next forward needs
+	// no all-gathers. No optimiser step may follow before a backward without it.
+	KeepUnsharded bool
+	// NotLast says that another backward follows before gradients are looked at: reductions may stay in flight
+	// (set_is_last_backward(False)).
+	NotLast bool
+}
+
+// During runs f (forwards and backwards) in a phase. All ranks must agree.
+func (m *Model) During(p Phase, f func() error) error {
+	before := m.phase
+	m.phase = p
+	defer func() { m.phase = before }()
+	return f()
 }
 
 // Accumulate runs f (forwards and backwards) without reducing gradients: they stay whole on each rank, and the next
 // backward outside reduces the sum. All ranks must agree.
-func (m *Model) Accumulate(f func() error) error {
-	before := m.sync
-	m.sync = false
-	defer func() { m.sync = before }()
-	return f()
+func (m *Model) Accumulate(f func() error) error { return m.During(Phase{NoSync: true}, f) }
+
+// Unshard gathers a unit by hand; its parameters are whole until its next forward or backward ends, or Reshard. A
+// collective: every rank must call it.
+func (m *Model) Unshard(ctx context.Context, unit string) error {
+	wait, err := m.UnshardAsync(ctx, unit)
+	if err != nil {
+		return err
+	}
+	return wait(ctx)
+}
+
+// UnshardAsync starts to gather a unit. Its parameters are whole when the returned function has been called, which the
+// unit's forward and backward do too.
+func (m *Model) UnshardAsync(ctx context.Context, unit string) (wait func(context.Context) error, err error) {
+	u, err := m.unitNamed(unit)
+	if err != nil {
+		return nil, err
+	}
+	torch.NoGrad(func() { err = u.load() })
+	if err != nil {
+		return nil, err
+	}
+	if err := u.startUnshard(ctx); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error { return u.unshard(ctx, false) }, nil
+}
+
+// Reshard frees a unit that Unshard, or a forward that keeps its parameters, has gathered. It is no collective.
+func (m *Model) Reshard(ctx context.Context, unit string) error {
+	u, err := m.unitNamed(unit)
+	if err != nil {
+		return err
+	}
+	u.drop(ctx)
+	u.reshard()
+	return nil
 }
 
 // Reset gives up a forward or backward that ended with an error: collectives in flight are awaited, gathered parameters
-// freed and unreduced gradients dropped, so that the next step starts clean.
+// freed and unreduced gradients dropped, so that the next step starts clean (reset_iter_state).
 func (m *Model) Reset(ctx context.Context) {
-	if u := m.reducing; u != nil {
-		_ = u.reduce.work.Wait(ctx)
-		u.reduce.input.Free()
-		u.reduce.output.Free()
-		u.reduce, m.reducing = nil, nil
+	for _, r := range m.reductions {
+		_ = r.wait(ctx)
+		r.free()
 	}
+	m.reductions = nil
+	for _, e := range m.tape {
+		e.use.begin, e.use.end, e.use.done = -1, -1, true
+	}
+	m.tape, m.active = nil, nil
 	for _, u := range m.units {
 		u.drop(ctx)
 		u.reshard()
-		u.pending, u.done = false, false
-		for _, p := range u.trainable {
-			p.full.SetGrad(nil)
+		u.dropPart()
+		u.dropPartial()
+		u.left, u.open, u.using, u.unreduced = 0, 0, nil, false
+		for _, p := range u.params {
+			p.dropGradients()
 		}
 	}
-	m.order, m.begun, m.queued = nil, false, false
+	m.now, m.begun, m.queued = nil, false, false
 }

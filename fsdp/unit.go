@@ -3,10 +3,11 @@ package fsdp
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/dist"
 	"github.com/gofsdp/gofsdp/torch"
-	"github.com/gofsdp/gofsdp/torch/nn"
 )
 
 type unitState int
@@ -19,71 +20,119 @@ const (
 
 // unit is the modules whose parameters are gathered and freed together.
 type unit struct {
-	m      *Model
-	name   string
-	root   bool
-	params []*param
-	pieces []*piece
-	state  unitState
+	m       *Model
+	name    string // of its module, or of all its modules with "+" between them
+	number  int    // in Model.units
+	root    bool
+	members []string // names of its modules
+	inside  []*unit  // the units inside it that are in no other, in order of declaration
+	params  []*param
+	pieces  []*piece
 
-	works    []dist.Work     // all-gathers in flight, one per piece
-	gathered []*torch.Tensor // their outputs, nil for direct pieces
+	precision         MixedPrecision
+	keep              bool // parameters stay whole from forward to backward
+	smaller           bool // and if not, backward gathers in the group of Config.ReshardSize
+	noBackwardUnshard bool
+	forwardAhead      []*unit // explicit prefetches; nil is the default
+	backwardAhead     []*unit
 
-	trainable   []*param
-	reduceDType torch.DType // of the trainable parameters, which must agree
-	reduce      *reduction  // reduce-scatter in flight
-	pending     bool        // a forward was recorded whose backward has not been reduced
-	done        bool        // post-backward ran in this backward
+	state     unitState
+	transfers []transfer // all-gathers in flight, one per piece
+
+	tag    tag
+	tagged bool
+
+	trainable []*param
+	buckets   []bucket
+	partial   []*torch.Tensor // per bucket: reduced over the shards and not yet over the replicas
+	unreduced bool            // a backward without synchronisation left gradients
+
+	// The forward that is under way.
+	using *use
+	ran   []bool // by member
+	left  int    // members that have not run
+	open  int    // uses that were recorded and whose backward is not over
+
+	gathers, scatters, sums tally
 }
 
-func (u *unit) trace(event string) {
-	if t := u.m.config.Trace; t != nil {
-		t(event, u.name)
-	}
+// transfer is an all-gather in flight.
+type transfer struct {
+	work dist.Work
+	in   *torch.Tensor
+	out  *torch.Tensor // nil where it goes straight into the parameter
 }
 
-func (u *unit) wrap(err error, what string) error {
-	if err == nil {
-		return nil
+func (t *transfer) free() {
+	t.in.Free()
+	t.out.Free()
+}
+
+// Note [Smaller groups in backward]
+// With Config.ReshardSize k each rank keeps, from what it gathered in forward, 1/k: the chunks number j·S/k up to (j+1)·S/k
+// of the S ranks, where j is its place among its k neighbours. Gathered among those, the chunks come in the same order as
+// from all S ranks, so that backward copies them out in the same way. The part is dropped when backward has used it: the
+// optimiser's step makes it stale.
+
+func (u *unit) dropPart() {
+	for _, c := range u.pieces {
+		c.part.Free()
+		c.part = nil
 	}
-	return fmt.Errorf("fsdp: rank %d: %s unit %q: %w", u.m.group.Rank(), what, u.name, err)
 }
 
 // startUnshard enqueues the all-gathers. It does nothing where the unit is gathered or being gathered.
-func (u *unit) startUnshard(ctx context.Context) error {
+func (u *unit) startUnshard(ctx context.Context) (err error) {
 	if u.state != sharded || len(u.pieces) == 0 {
 		return nil
 	}
 	u.trace("unshard")
 	u.state = gathering
-	size := int64(u.m.group.Size())
-	u.works, u.gathered = u.works[:0], u.gathered[:0]
-	for _, c := range u.pieces {
-		var out *torch.Tensor
-		var kept *torch.Tensor
-		if c.direct {
-			p := c.params[0]
-			p.full.ResizeStorage(p.fullStorage)
-			out = p.fullBytes
-		} else {
-			out = torch.Empty(torch.Uint8, size*c.bytes)
-			kept = out
-		}
-		w, err := u.m.group.AllGather(ctx, out, c.buffer)
-		if err != nil {
-			kept.Free()
-			u.drop(ctx) // what was started before
-			return u.wrap(err, "gather")
-		}
-		u.m.counters.add(&u.m.counters.AllGathers, c.bytes*size)
-		u.works = append(u.works, w)
-		u.gathered = append(u.gathered, kept)
+	if u.m.shard.Size() == 1 {
+		return nil // unshard copies
+	}
+	err = torch.Try(func() {
+		torch.NoGrad(func() {
+			for _, c := range u.pieces {
+				torch.Throw(u.send(ctx, c))
+			}
+		})
+	})
+	if err != nil {
+		u.drop(ctx) // what was started before
+		return u.wrap(err, "gather")
 	}
 	return nil
 }
 
-// unshard makes the full parameters current.
-func (u *unit) unshard(ctx context.Context) error {
+// send starts the all-gather of a piece.
+func (u *unit) send(ctx context.Context, c *piece) error {
+	var t transfer
+	group := u.m.shard
+	if c.part != nil && u.m.queued {
+		group, t.in = u.m.reshardGroup, c.part.In(nil)
+	} else {
+		t.in = c.outgoing(u.m.config.Device)
+	}
+	var out *torch.Tensor
+	if c.direct {
+		c.params[0].allocate()
+		out = c.params[0].fullBytes
+	} else {
+		out = torch.EmptyOn(u.m.config.Device, torch.Uint8, int64(u.m.shard.Size())*c.sent)
+		t.out = out
+	}
+	var err error
+	if t.work, err = u.allGather(ctx, group, out, t.in); err != nil {
+		t.free()
+		return err
+	}
+	u.transfers = append(u.transfers, t)
+	return nil
+}
+
+// unshard makes the full parameters current. keepPart says that a part of what is gathered is for backward.
+func (u *unit) unshard(ctx context.Context, keepPart bool) error {
 	if u.state == unsharded || len(u.pieces) == 0 {
 		return nil
 	}
@@ -91,35 +140,93 @@ func (u *unit) unshard(ctx context.Context) error {
 		return err
 	}
 	u.trace("wait")
-	var err error
-	torch.NoGrad(func() {
-		size := int64(u.m.group.Size())
-		for i, c := range u.pieces {
-			if err = u.works[i].Wait(ctx); err != nil {
+	err := torch.Try(func() {
+		torch.NoGrad(func() {
+			if u.m.shard.Size() == 1 {
+				u.copyAlone()
 				return
 			}
-			if c.direct {
-				continue
+			for i, c := range u.pieces {
+				torch.Throw(u.transfers[i].work.Wait(ctx))
+				torch.Throw(u.receive(c, &u.transfers[i], keepPart))
 			}
-			s := torch.NewScope(nil)
-			all := u.gathered[i].In(s).View(size, c.bytes)
-			for _, p := range c.params {
-				p.full.ResizeStorage(p.fullStorage)
-				p.fullBytes.In(s).View(size, p.bytes).Copy(all.Narrow(1, p.offset, p.bytes))
-			}
-			s.Close()
-			u.gathered[i].Free()
-		}
+		})
 	})
 	if err != nil {
 		return u.wrap(err, "gather")
 	}
-	u.works, u.gathered = u.works[:0], u.gathered[:0]
+	u.transfers = u.transfers[:0]
 	u.state = unsharded
 	for _, p := range u.params {
 		p.p.SetTensor(p.full)
 	}
 	return nil
+}
+
+// copyAlone fills the full parameters where there is no other rank to gather from.
+func (u *unit) copyAlone() {
+	s := torch.NewScope(nil)
+	defer s.Close()
+	for _, p := range u.params {
+		if !p.aliased {
+			p.allocate()
+			p.pack(s, p.fullBytes.In(s))
+		}
+	}
+}
+
+// receive copies what was gathered of a piece out to its parameters.
+func (u *unit) receive(c *piece, t *transfer, keepPart bool) error {
+	size := int64(u.m.shard.Size())
+	s := torch.NewScope(nil)
+	defer s.Close()
+	var all *torch.Tensor
+	if c.direct {
+		all = c.params[0].fullBytes.In(s).View(size, c.sent)
+	} else {
+		all = t.out.In(s).View(size, c.sent)
+		if err := u.checkTags(t.out, c.sent); err != nil {
+			return err
+		}
+		for _, p := range c.params {
+			p.allocate()
+			p.fullBytes.In(s).View(size, p.sent.bytes).Copy(all.Narrow(1, p.sent.offset, p.sent.bytes))
+		}
+	}
+	if keepPart {
+		c.part.Free()
+		g := u.m.reshardGroup
+		rows := size / int64(g.Size())
+		c.part = all.Narrow(0, int64(g.Rank())*rows, rows).Clone().View(-1).In(nil)
+	}
+	t.free()
+	return nil
+}
+
+// checkTags finds ranks that gather another unit at the same time. See Note [Tags].
+func (u *unit) checkTags(all *torch.Tensor, bytes int64) error {
+	if all.Device().Type != torch.CPUType { // reading would stall the device's queue
+		return nil
+	}
+	var err error
+	all.WithBytes(func(b []byte) {
+		for at, r := int64(0), 0; at < int64(len(b)); at, r = at+bytes, r+1 {
+			switch t := readTag(b[at:]); {
+			case t == u.tag:
+				continue
+			case t.unit == u.tag.unit:
+				err = fmt.Errorf("rank %d has other trainable parameters in it: freeze and unfreeze on all ranks alike", r)
+			default:
+				other := "something else"
+				if t.unit < uint64(len(u.m.units)) {
+					other = u.m.units[t.unit].String()
+				}
+				err = fmt.Errorf("rank %d gathers %s at the same time: every rank must run the same units in the same order; Config.Branches lets ranks leave units out", r, other)
+			}
+			return
+		}
+	})
+	return err
 }
 
 // reshard frees the full parameters and makes the shards current.
@@ -129,7 +236,7 @@ func (u *unit) reshard() {
 	}
 	u.trace("reshard")
 	for _, p := range u.params {
-		p.full.ResizeStorage(0)
+		p.free()
 		p.p.SetTensor(p.shard)
 	}
 	u.state = sharded
@@ -140,95 +247,71 @@ func (u *unit) drop(ctx context.Context) {
 	if u.state != gathering {
 		return
 	}
-	for _, w := range u.works {
-		_ = w.Wait(ctx)
-	}
-	for _, t := range u.gathered {
-		t.Free()
+	for i := range u.transfers {
+		_ = u.transfers[i].work.Wait(ctx)
+		u.transfers[i].free()
 	}
 	for _, p := range u.params {
-		p.full.ResizeStorage(0)
+		p.free()
 	}
-	u.works, u.gathered = u.works[:0], u.gathered[:0]
+	u.transfers = u.transfers[:0]
 	u.state = sharded
 }
 
-// BeforeForward gathers the unit and arranges for its post-backward.
-func (u *unit) BeforeForward(c *nn.Call, in []*torch.Tensor) []*torch.Tensor {
-	ctx := c.Ctx()
-	if u.root {
-		torch.Throw(u.m.begin(ctx))
-	} else if !u.m.begun {
-		torch.Throw(fmt.Errorf("fsdp: unit %q runs before the root module: call the root first", u.name))
-	}
-	torch.Throw(u.unshard(ctx))
-	u.m.prefetchForward(ctx, u)
-	if !torch.GradEnabled() || len(u.trainable) == 0 {
-		return in
-	}
-	u.pending, u.done = true, false
-	return u.watch(in)
-}
-
-// watch passes the inputs that need gradients through a node whose backward is the unit's post-backward. Where no input
-// does, the root's final callback takes its place.
-func (u *unit) watch(in []*torch.Tensor) []*torch.Tensor {
-	var need []*torch.Tensor
-	for _, t := range in {
-		if t.RequiresGrad() {
-			need = append(need, t)
-		}
-	}
-	if len(need) == 0 {
-		return in
-	}
-	watched := torch.OnBackward(func() error { return u.postBackward() }, need...)
-	out := make([]*torch.Tensor, len(in))
-	for i, t := range in {
-		out[i] = t
-		if len(need) > 0 && t == need[0] {
-			out[i], watched, need = watched[0], watched[1:], need[1:]
-		}
-	}
-	return out
-}
-
-// AfterForward frees the unit's parameters and arranges for them to be back before its backward.
-func (u *unit) AfterForward(c *nn.Call, out []*torch.Tensor) []*torch.Tensor {
-	u.m.order = append(u.m.order, u)
-	recording := false
-	for _, t := range out {
-		if t.RequiresGrad() {
-			recording = true
-			t.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) { return nil, u.preBackward() })
-		}
-	}
-	keep := u.m.config.Reshard == ReshardAfterBackward || u.root && u.m.config.Reshard == ReshardAuto
-	if !recording || !keep {
-		u.reshard()
-	}
-	if u.root {
-		u.m.end(recording)
-	}
-	return out
-}
-
-func (u *unit) preBackward() error {
-	ctx := u.m.ctx
-	u.m.queueFinal()
-	if err := u.unshard(ctx); err != nil {
-		return err
-	}
-	return u.m.prefetchBackward(ctx, u)
-}
-
-// postBackward runs when the gradients of the unit's parameters are complete for one use of the unit.
-func (u *unit) postBackward() error {
-	u.trace("post-backward")
-	u.done = true
-	if !u.m.sync {
-		u.reshard()
+// load takes in parameters that were loaded, replaced, frozen or unfrozen since the last time. Must run without grad.
+func (u *unit) load() error {
+	if u.state != sharded {
 		return nil
 	}
-	return u.reduceGrads()
+	var missing []string
+	for _, p := range u.params {
+		if p.onMeta() {
+			missing = append(missing, p.name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("fsdp: %v: parameters were never loaded, they are still on the meta device: %s", u, strings.Join(missing, ", "))
+	}
+	for _, c := range u.pieces {
+		if err := c.load(&u.m.config); err != nil {
+			return err
+		}
+	}
+	u.trainable = u.trainable[:0]
+	for _, p := range u.params {
+		if p.p.Trainable() {
+			if !p.compute.IsFloat() {
+				return fmt.Errorf("fsdp: parameter %s is trainable and of type %v: only floating-point parameters have gradients", p.name, p.compute)
+			}
+			u.trainable = append(u.trainable, p)
+		}
+		if p.full.RequiresGrad() != p.p.Trainable() {
+			p.full.SetRequiresGrad(p.p.Trainable())
+		}
+	}
+	u.fillBuckets()
+	u.setTag()
+	return nil
+}
+
+// setTag writes the tag where it has changed.
+func (u *unit) setTag() {
+	if u.m.shard.Size() == 1 || u.m.config.Device.Type == torch.MetaType {
+		return
+	}
+	hash := fnv.New64a()
+	for _, p := range u.trainable {
+		hash.Write([]byte(p.name))
+		hash.Write([]byte{0})
+	}
+	t := tag{uint64(u.number), hash.Sum64() >> 1}
+	if u.tag == t && u.tagged {
+		return
+	}
+	u.tag, u.tagged = t, true
+	for _, c := range u.pieces {
+		if !c.direct {
+			t.write(c.buffer)
+		}
+	}
 }

@@ -4,7 +4,7 @@
 //	make interop
 //
 // It has three parts: gofsdp writes (write.go), Python reads that and writes its own (check.py), gofsdp reads those
-// (read.go). Values must agree, not only load. The Python packages are installed once per user (scripts/peers-venv).
+// (read.go). A training run moves between gofsdp and PyTorch's FSDP2 and back (torch.go, fsdp.py). Values must agree, not only load. The Python packages are installed once per user (scripts/peers-venv).
 package main
 
 import (
@@ -76,17 +76,21 @@ func (o options) run(ctx context.Context) error {
 	s.check(ctx, "gofsdp convert writes a model folder", s.writeModel)
 	s.check(ctx, "gofsdp writes adapters", s.writeAdapters)
 	s.check(ctx, "gofsdp writes a checkpoint on two ranks", s.writeCheckpoint)
+	s.check(ctx, "gofsdp writes a checkpoint in PyTorch's format on two ranks", s.writeTorchCheckpoint)
 	s.check(ctx, "gofsdp sft fine-tunes a tiny model on two ranks", s.trainTiny)
 	if len(s.failed) > 0 {
 		return errors.Join(s.failed...)
 	}
 	// The Python part prints its own checks.
-	reader := peer.Command(ctx, python, filepath.Join(root, "interop", "check.py"), "--goldens", s.goldens, "--ours", s.ours, "--theirs", s.theirs)
-	reader.Stdout, reader.Stderr = os.Stdout, os.Stderr
-	reader.Env = append(os.Environ(), "HF_HUB_OFFLINE=1")
-	if err := reader.Run(); err != nil {
-		s.failed = append(s.failed, fmt.Errorf("check.py: %w", err))
+	for _, script := range []string{"check.py", "fsdp.py"} {
+		reader := peer.Command(ctx, python, filepath.Join(root, "interop", script), "--goldens", s.goldens, "--ours", s.ours, "--theirs", s.theirs)
+		reader.Stdout, reader.Stderr = os.Stdout, os.Stderr
+		reader.Env = append(os.Environ(), "HF_HUB_OFFLINE=1")
+		if err := reader.Run(); err != nil {
+			s.failed = append(s.failed, fmt.Errorf("%s: %w", script, err))
+		}
 	}
+	s.check(ctx, "gofsdp goes on from a checkpoint of FSDP2 at 1, 2 and 3 ranks", s.readTorchCheckpoint)
 	s.check(ctx, "gofsdp loads models of transformers", s.readModels)
 	s.check(ctx, "gofsdp loads adapters of PEFT", s.readAdapters)
 	s.check(ctx, "gofsdp loads a tokenizer of transformers", s.readTokenizer)

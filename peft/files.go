@@ -26,6 +26,13 @@ type SaveOptions struct {
 	Silent bool
 }
 
+func (o SaveOptions) withDefaults() SaveOptions {
+	if o.Full == nil {
+		o.Full = func(_ context.Context, _ string, p *nn.Param) (*torch.Tensor, error) { return p.Tensor().Detach(), nil }
+	}
+	return o
+}
+
 // params lists the adapter's parameters with the names that they have in a file.
 func (a *Adapter) params() []nn.Named {
 	var list []nn.Named
@@ -39,9 +46,7 @@ func (a *Adapter) params() []nn.Named {
 // Save writes adapter_config.json and adapter_model.safetensors into dir, which is made if need be. Each file appears as a
 // whole, the weights last.
 func (a *Adapter) Save(ctx context.Context, dir string, o SaveOptions) error {
-	if o.Full == nil {
-		o.Full = func(_ context.Context, _ string, p *nn.Param) (*torch.Tensor, error) { return p.Tensor().Detach(), nil }
-	}
+	o = o.withDefaults()
 	out, failed := a.create(dir, o)
 	if out != nil {
 		defer out.Abort()

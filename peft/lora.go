@@ -1,6 +1,7 @@
 package peft
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -210,6 +211,47 @@ func (l *LoRALinear) reset(init string, g *torch.Generator) {
 // dequantizer is a base layer that is not dense.
 type dequantizer interface {
 	Dequantize(dtype torch.DType) (*nn.Linear, error)
+	DequantizeFull(ctx context.Context, dtype torch.DType, full func(context.Context, *nn.Param) (*torch.Tensor, error), want bool) (*torch.Tensor, error)
+}
+
+// MergedWeight is the base layer's weight with the update added, of a layer that may be sharded and quantised: fp32, in no
+// scope. It gathers one parameter after the other, so no rank holds more than this layer. Silent ranks get nil.
+func (l *LoRALinear) MergedWeight(ctx context.Context, o SaveOptions) (merged *torch.Tensor, err error) {
+	o = o.withDefaults()
+	full := func(ctx context.Context, p *nn.Param) (*torch.Tensor, error) { return o.Full(ctx, "", p) }
+	s := torch.NewScope(nil)
+	defer s.Close()
+	var parts [3]*torch.Tensor
+	for i, gather := range []func() (*torch.Tensor, error){
+		func() (*torch.Tensor, error) {
+			switch base := l.Base.(type) {
+			case dequantizer:
+				return base.DequantizeFull(ctx, torch.Float32, full, !o.Silent)
+			case *nn.Linear:
+				return full(ctx, base.Weight)
+			}
+			return nil, fmt.Errorf("a base layer of type %T cannot be merged", l.Base)
+		},
+		func() (*torch.Tensor, error) { return full(ctx, l.A) },
+		func() (*torch.Tensor, error) { return full(ctx, l.B) },
+	} {
+		t, err := gather()
+		if err != nil {
+			return nil, fmt.Errorf("peft: merge: %w", err)
+		}
+		if t != nil {
+			parts[i] = s.Own(t)
+		}
+	}
+	if o.Silent {
+		return nil, nil
+	}
+	err = torch.Try(func() {
+		torch.NoGrad(func() {
+			merged = addUpdate(parts[0], parts[1].To(torch.Float32), parts[2].To(torch.Float32), l.Scaling).In(nil)
+		})
+	})
+	return merged, err
 }
 
 // Merge adds the updates to the base weights and takes the adapters out of the model. Quantised layers become dense, of
@@ -251,9 +293,8 @@ func (l *LoRALinear) merge() (nn.LinearLayer, error) {
 		torch.NoGrad(func() {
 			s := torch.NewScope(nil)
 			defer s.Close()
-			update := l.B.In(s).MM(l.A.In(s)).MulScalar(l.Scaling)
 			w := dense.Weight.In(s)
-			w.VariableData().Copy(w.To(update.DType()).Add(update))
+			w.VariableData().Copy(addUpdate(w, l.A.In(s), l.B.In(s), l.Scaling))
 		})
 	})
 	return dense, err

@@ -1,6 +1,7 @@
 package quant
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/gofsdp/gofsdp/torch"
@@ -45,8 +46,8 @@ func newLinear4bit(l *nn.Linear, c Config) *Linear4bit {
 		q.NestedAbsmax = nn.NewReplicatedParam(empty(torch.Float32, ceilDiv(q.blocks(), nestedBlock)))
 		q.NestedOffset = nn.NewReplicatedParam(empty(torch.Float32, 1))
 	}
-	q.Weight = nn.NewParam(empty(torch.Uint8, weight...), false)
-	q.Absmax = nn.NewParam(empty(scale, absmax...), false)
+	q.Weight = nn.NewParam(empty(torch.Uint8, weight...), false).SetVerbatim()
+	q.Absmax = nn.NewParam(empty(scale, absmax...), false).SetVerbatim()
 	return q
 }
 
@@ -94,21 +95,44 @@ func (q *Linear4bit) Dequantize(dtype torch.DType) (*nn.Linear, error) {
 	if lo, hi := q.Weight.Rows(); lo != 0 || hi != q.Weight.Shape()[0] {
 		return nil, fmt.Errorf("quant: dequantise: this rank holds rows %d to %d only", lo, hi)
 	}
-	l := &nn.Linear{Bias: q.Bias}
-	err := torch.Try(func() {
+	own := func(_ context.Context, p *nn.Param) (*torch.Tensor, error) { return p.Tensor().Detach(), nil }
+	w, err := q.DequantizeFull(context.Background(), dtype, own, true)
+	if err != nil {
+		return nil, err
+	}
+	return &nn.Linear{Weight: nn.NewParam(w, false), Bias: q.Bias}, nil
+}
+
+// DequantizeFull gives the whole weight of a layer that may be sharded. full gathers a parameter, in no scope; it is called
+// for the same parameters in the same order on every rank. Ranks without want only help to gather, and get nil.
+func (q *Linear4bit) DequantizeFull(ctx context.Context, dtype torch.DType, full func(context.Context, *nn.Param) (*torch.Tensor, error), want bool) (w *torch.Tensor, err error) {
+	s := torch.NewScope(nil)
+	defer s.Close()
+	params := []*nn.Param{q.Weight, q.Absmax, q.NestedAbsmax, q.NestedOffset}
+	whole := make([]*torch.Tensor, len(params))
+	for i, p := range params {
+		if p == nil {
+			continue
+		}
+		t, err := full(ctx, p)
+		if err != nil {
+			return nil, fmt.Errorf("quant: dequantise: %w", err)
+		}
+		whole[i] = s.Own(t)
+	}
+	if !want {
+		return nil, nil
+	}
+	err = torch.Try(func() {
 		torch.NoGrad(func() {
-			s := torch.NewScope(nil)
-			defer s.Close()
-			packed, absmax, nested, offset := q.weight(s)
-			w := torch.CallOne("gofsdp::dequantize_4bit", packed, absmax, nested, offset, []int64{q.out, q.in}, dtype,
-				q.config.Type, q.config.BlockSize)
-			l.Weight = nn.NewParam(w.In(nil), false)
+			w = torch.CallOne("gofsdp::dequantize_4bit", whole[0], whole[1], whole[2], whole[3], []int64{q.out, q.in}, dtype,
+				q.config.Type, q.config.BlockSize).In(nil)
 		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("quant: dequantise: %w", err)
 	}
-	return l, nil
+	return w, nil
 }
 
 // Quantize replaces the linear layers of a model by quantised ones and freezes them. skip names layers that stay; nil

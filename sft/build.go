@@ -112,12 +112,15 @@ func storedDType(w *modelio.Weights, name string) torch.DType {
 	return dtype
 }
 
+// adam are the settings of AdamW.
+func (c *Config) adam() optim.AdamConfig {
+	return optim.AdamConfig{LR: c.LearningRate, Beta1: c.AdamBeta1, Beta2: c.AdamBeta2, Eps: c.AdamEpsilon, WeightDecay: c.WeightDecay}
+}
+
 // optimizer makes the AdamW of a run. Biases and norms are not decayed, as in transformers.
 func (b *Built) optimizer(c *Config) (*optim.Adam, error) {
 	decayed, plain := optim.SplitDecay(nn.NamedParams(b.Model))
-	opt, err := optim.NewAdamW(decayed, optim.AdamConfig{
-		LR: c.LearningRate, Beta1: c.AdamBeta1, Beta2: c.AdamBeta2, Eps: c.AdamEpsilon, WeightDecay: c.WeightDecay,
-	})
+	opt, err := optim.NewAdamW(decayed, c.adam())
 	if err != nil {
 		return nil, err
 	}

@@ -50,6 +50,12 @@ type Config struct {
 	SaveStrategy   string  `name:"save_strategy" default:"steps" enum:"no,steps,epoch" help:"When to save: no, steps or epoch. Except with no, the last step is saved too; a run that is stopped always saves."`
 	SaveSteps      float64 `name:"save_steps" default:"500" help:"Save a checkpoint every so many steps, or share of all steps below 1."`
 	SaveTotalLimit int     `name:"save_total_limit" help:"Keep only so many checkpoints; 0: all."`
+	SaveAsync      bool    `name:"save_async" negatable:"" help:"Write checkpoints while training goes on; needs memory for a copy of what is saved."`
+	SaveFormat     string  `name:"save_format" default:"safetensors" enum:"safetensors,dcp" help:"Format of checkpoints: safetensors, or dcp, PyTorch's own in Accelerate's folders, from which PyTorch can go on. Both are resumed from."`
+	LoadBest       bool    `name:"load_best_model_at_end" negatable:"" help:"Make the result of the checkpoint with the lowest evaluation loss, which save_total_limit never deletes. Needs eval_strategy and save_strategy alike."`
+	BestMetric     string  `name:"metric_for_best_model" default:"loss" enum:"loss,eval_loss" help:"What load_best_model_at_end looks at: the evaluation loss."`
+	GreaterBetter  bool    `name:"greater_is_better" negatable:"" help:"Must be off: a loss is better when it is lower."`
+	SaveMerged     bool    `name:"save_merged" negatable:"" help:"With use_peft_lora: write the base model with the adapter merged in as well, in bf16."`
 	Resume         string  `name:"resume_from_checkpoint" placeholder:"DIR|true" help:"Checkpoint folder to go on from, or true: the newest complete one in output_dir; without one, true is an error."`
 	TensorBoard    bool    `name:"tensorboard" negatable:"" help:"Write TensorBoard event files as well."`
 	DDPTimeout     int     `name:"ddp_timeout" default:"1800" help:"Seconds after which a collective that some rank does not join fails."`
@@ -71,6 +77,7 @@ func DefaultConfig() Config {
 		MaxLength: 1024, NumTrainEpochs: 3, MaxSteps: -1, TrainBatchSize: 8, EvalBatchSize: 8, AccumulateSteps: 1,
 		LearningRate: 2e-5, LRSchedulerType: "linear", AdamBeta1: 0.9, AdamBeta2: 0.999, AdamEpsilon: 1e-8, MaxGradNorm: 1,
 		Seed: 42, GradCheckpointed: true, LoggingSteps: 10, EvalStrategy: "no", SaveStrategy: "steps", SaveSteps: 500,
+		SaveFormat: "safetensors", BestMetric: "loss",
 		DDPTimeout: 1800, LoRAR: 64, LoRAAlpha: 16, LoRADropout: 0.1,
 		LoRATargets: []string{"q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "up_proj", "gate_proj"}, QuantType: "nf4",
 	}
@@ -162,7 +169,31 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.SaveStrategy) {
 		bad("save_strategy is %q, must be no, steps or epoch", c.SaveStrategy)
 	}
+	c.validateSaving(bad)
 	return errors.Join(faults...)
+}
+
+func (c *Config) validateSaving(bad func(format string, args ...any)) {
+	if !slices.Contains([]string{"", "safetensors", "dcp"}, c.SaveFormat) {
+		bad("save_format is %q, must be safetensors or dcp", c.SaveFormat)
+	}
+	if !slices.Contains([]string{"", "loss", "eval_loss"}, c.BestMetric) || c.GreaterBetter {
+		bad("metric_for_best_model is %q and greater_is_better %t: only the evaluation loss is there, and lower is better", c.BestMetric, c.GreaterBetter)
+	}
+	if c.SaveTotalLimit < 0 {
+		bad("save_total_limit is %d, must not be negative", c.SaveTotalLimit)
+	}
+	if c.SaveMerged && !c.UseLoRA {
+		bad("save_merged needs use_peft_lora: there is no adapter to merge")
+	}
+	if !c.LoadBest {
+		return
+	}
+	if c.EvalStrategy != c.SaveStrategy || !c.evaluates() {
+		bad("load_best_model_at_end needs eval_strategy and save_strategy alike, steps or epoch: they are %q and %q", c.EvalStrategy, c.SaveStrategy)
+	} else if every := c.evalEvery(1); c.SaveStrategy == "steps" && c.SaveSteps >= 1 && every > 0 && int(c.SaveSteps)%every != 0 {
+		bad("load_best_model_at_end needs save_steps to be a multiple of eval_steps: they are %v and %d", c.SaveSteps, every)
+	}
 }
 
 // metricsPath, curvePath and the like are the files of a run in its output folder.

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/gofsdp/gofsdp/checkpoint"
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
 	"github.com/gofsdp/gofsdp/modelio"
@@ -107,7 +108,12 @@ type run struct {
 	restored bool
 	saved    int // step of the newest checkpoint
 	savedDir string
-	result   Result
+	saver    *checkpoint.Saver // with save_async
+	best     best
+	// The last evaluation.
+	evaluatedAt int
+	evalLoss    *float64
+	result      Result
 }
 
 func (r *run) all() (_ *Result, err error) {
@@ -343,7 +349,8 @@ func (r *run) loop() error {
 			}
 		}
 		r.result.Stopped = s.Stop && s.Step < r.steps
-		if r.result.Stopped || saveEvery > 0 && s.Step%saveEvery == 0 {
+		// The last step is saved after the evaluation that follows it.
+		if r.result.Stopped || saveEvery > 0 && s.Step%saveEvery == 0 && s.Step < r.steps {
 			if err := r.save(); err != nil {
 				return err
 			}
@@ -396,6 +403,7 @@ func (r *run) evaluate() (*float64, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.evaluatedAt, r.evalLoss = r.trainer.StepsDone(), &loss
 	r.say.evaluated(r.trainer.StepsDone(), float64(r.trainer.StepsDone())/float64(r.perEpoch), loss)
 	return &loss, nil
 }
@@ -413,8 +421,14 @@ func (r *run) finish() (*Result, error) {
 			return nil, err
 		}
 	}
+	if err := r.flush(); err != nil {
+		return nil, err
+	}
 	r.result.Checkpoint = r.savedDir
 	if !r.result.Stopped {
+		if err := r.loadBest(); err != nil {
+			return nil, err
+		}
 		if err := r.saveResult(); err != nil {
 			return nil, err
 		}

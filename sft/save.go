@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/gofsdp/gofsdp/checkpoint"
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/atomicfile"
-	"github.com/gofsdp/gofsdp/modelio"
-	"github.com/gofsdp/gofsdp/modelio/safetensors"
 	"github.com/gofsdp/gofsdp/peft"
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/nn"
@@ -28,6 +24,13 @@ type trainerState struct {
 	Seed     int64         `json:"seed"`
 	// Settings are those that the rest of the run must share with its beginning.
 	Settings map[string]string `json:"settings"`
+	best
+}
+
+// best is the saved step with the lowest evaluation loss so far.
+type best struct {
+	Step int      `json:"best_global_step,omitempty"`
+	Loss *float64 `json:"best_metric,omitempty"`
 }
 
 // setting is a value that a resumed run may not change without changing what it computes.
@@ -69,7 +72,7 @@ func (r *run) entries() (model, optimizer []checkpoint.Entry, err error) {
 	return model, optimizer, err
 }
 
-// save writes a checkpoint. A collective.
+// save writes a checkpoint, or begins to with save_async. A collective.
 func (r *run) save() error {
 	r.trainer.Optimizer.InitState() // the same entries on every rank
 	model, optimizer, err := r.entries()
@@ -83,16 +86,104 @@ func (r *run) save() error {
 	for _, s := range r.settled() {
 		settings[s.name] = s.value
 	}
-	dir, err := checkpoint.Save(r.work, r.group, r.c.OutputDir, step, checkpoint.Snapshot{
+	r.noteBest(step)
+	snapshot := checkpoint.Snapshot{
 		Model: model, Optimizer: optimizer, RankState: []checkpoint.Entry{checkpoint.Whole("rng", rng)},
-		Trainer: trainerState{Step: step, MaxSteps: r.steps, Position: r.position, Seed: r.c.Seed, Settings: settings},
-	}, checkpoint.SaveOptions{TotalLimit: r.c.SaveTotalLimit})
+		Trainer: trainerState{Step: step, MaxSteps: r.steps, Position: r.position, Seed: r.c.Seed, Settings: settings, best: r.best},
+	}
+	o := checkpoint.SaveOptions{TotalLimit: r.c.SaveTotalLimit}
+	if r.best.Step > 0 {
+		o.Keep = []int{r.best.Step}
+	}
+	if r.c.SaveFormat == "dcp" {
+		o.Format, o.DCPName = checkpoint.DCP, r.torchName
+		if snapshot.Groups, err = checkpoint.AdamWGroups(r.trainer.Optimizer, nn.NamedParams(r.built.Model), r.c.adam()); err != nil {
+			return err
+		}
+	}
+	var dir string
+	if r.c.SaveAsync {
+		if r.saver == nil {
+			r.saver = &checkpoint.Saver{Group: r.group, Root: r.c.OutputDir, Timeout: time.Duration(r.c.DDPTimeout) * time.Second}
+		}
+		r.saver.Options = o
+		dir, err = r.saver.Start(r.work, step, snapshot)
+	} else {
+		dir, err = checkpoint.Save(r.work, r.group, r.c.OutputDir, step, snapshot, o)
+	}
 	if err != nil {
 		return fmt.Errorf("sft: save step %d: %w", step, err)
 	}
-	r.saved, r.savedDir = step, dir
-	r.say.saved(dir)
+	r.saved = step
+	r.noteSaved(dir)
 	return nil
+}
+
+func (r *run) noteSaved(dir string) {
+	if dir != "" {
+		r.savedDir = dir
+		r.say.saved(dir)
+	}
+}
+
+// flush waits for a save in the background. A collective.
+func (r *run) flush() error {
+	if r.saver == nil {
+		return nil
+	}
+	dir, err := r.saver.Wait(r.work)
+	if err != nil {
+		return fmt.Errorf("sft: save: %w", err)
+	}
+	r.noteSaved(dir)
+	return nil
+}
+
+// noteBest compares the evaluation that was made at this step, if there was one, with the best so far.
+func (r *run) noteBest(step int) {
+	if r.evaluatedAt != step || r.evalLoss == nil || r.best.Loss != nil && !(*r.evalLoss < *r.best.Loss) {
+		return
+	}
+	r.best = best{Step: step, Loss: r.evalLoss}
+}
+
+// loadBest goes back to the weights of the best checkpoint.
+func (r *run) loadBest() error {
+	if !r.c.LoadBest || r.best.Step == 0 || r.best.Step == r.trainer.StepsDone() {
+		return nil
+	}
+	err := func() error {
+		dir := filepath.Join(r.c.OutputDir, fmt.Sprintf("checkpoint-%d", r.best.Step))
+		c, err := checkpoint.Open(dir)
+		if err != nil {
+			return fmt.Errorf("sft: load_best_model_at_end: %w", err)
+		}
+		defer c.Close()
+		model, _, err := r.entries()
+		if err != nil {
+			return err
+		}
+		if err := c.Load(r.work, checkpoint.Model, model); err != nil {
+			return fmt.Errorf("sft: load_best_model_at_end: %w", err)
+		}
+		r.say.line("the result is that of %s, with eval loss %.4f", relative(dir), *r.best.Loss)
+		return nil
+	}()
+	return agree(r.work, r.group, err)
+}
+
+// torchName is what PyTorch and PEFT call a parameter: files hold adapters without the adapter's name, the model and its
+// optimiser with it.
+func (r *run) torchName(kind checkpoint.Kind, param string) string {
+	if r.built.Adapter == nil {
+		return param
+	}
+	if kind == checkpoint.Optimizer {
+		for _, part := range []string{".lora_A.", ".lora_B."} {
+			param = strings.Replace(param, part, part+"default.", 1)
+		}
+	}
+	return "base_model.model." + param
 }
 
 // resume goes back to a checkpoint, if one is asked for, and starts the data loader where the run stands.
@@ -151,6 +242,15 @@ func (r *run) restore(dir string) error {
 	if err != nil {
 		return err
 	}
+	if c.Foreign() {
+		state.Step = c.Info().Step
+		if r.built.Model.Config.TieWordEmbeddings { // one parameter, which PyTorch may store under both of its names
+			if err := c.Drop(checkpoint.Model, "lm_head.weight"); err != nil {
+				return err
+			}
+		}
+		state.Position = r.positionAt(state.Step)
+	}
 	if err := c.Load(r.work, checkpoint.Model, model); err != nil {
 		return fmt.Errorf("sft: resume: %w", err)
 	}
@@ -163,15 +263,23 @@ func (r *run) restore(dir string) error {
 	switch {
 	case err == nil:
 		r.trainer.Generator.SetState(rng)
+	case c.Foreign():
+		r.say.line("  saved by another program: the order of the data and the dropout masks are this one's")
 	case errors.Is(err, checkpoint.ErrWorldSize):
 		r.say.line("  saved by %d ranks: dropout masks start anew", c.Info().WorldSize)
 	default:
 		return fmt.Errorf("sft: resume: %w", err)
 	}
 	r.trainer.step, r.position, r.restored = state.Step, state.Position, true
-	r.saved, r.savedDir = state.Step, dir
+	r.saved, r.savedDir, r.best = state.Step, dir, state.best
 	r.say.line("resumed from %s", relative(dir))
 	return nil
+}
+
+// positionAt is where in the data a run stands after so many steps.
+func (r *run) positionAt(step int) data.Position {
+	rows := (step % r.perEpoch) * r.c.AccumulateSteps * r.c.TrainBatchSize * r.group.Size()
+	return data.Position{Epoch: step / r.perEpoch, Index: min(rows, len(r.train))}
 }
 
 // saveResult writes what the run was for: the adapter, or the whole model. A collective; rank 0 writes.
@@ -188,93 +296,21 @@ func (r *run) saveResult() error {
 			return err
 		}
 		r.result.Adapter = dir
-		return nil
+		if !r.c.SaveMerged {
+			return nil
+		}
 	}
 	dir := filepath.Join(r.c.OutputDir, "model")
+	if r.c.SaveMerged {
+		if err := agree(r.work, r.group, r.built.SaveMerged(r.work, r.c.ModelNameOrPath, dir, torch.BFloat16)); err != nil {
+			return err
+		}
+		r.result.Model = dir
+		return nil
+	}
 	if err := agree(r.work, r.group, r.built.SaveModel(r.work, r.c.ModelNameOrPath, dir, torch.BFloat16)); err != nil {
 		return err
 	}
 	r.result.Model = dir
 	return nil
-}
-
-// textFiles are the files of a model folder that training does not change.
-var textFiles = []string{
-	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-	"generation_config.json",
-}
-
-// SaveModel writes the whole model as a Hugging Face folder in the given dtype, parameter by parameter: no rank holds
-// more than one of them. base is the folder that it came from, for configuration and tokenizer. A collective; rank 0
-// writes.
-func (b *Built) SaveModel(ctx context.Context, base, dir string, dtype torch.DType) (err error) {
-	writing := b.Sharded.Group().Rank() == 0
-	var w *modelio.WeightsWriter
-	var fault error
-	if writing {
-		var specs []safetensors.Spec
-		for s := range b.Sharded.Shards() {
-			specs = append(specs, safetensors.Spec{Name: s.Name, DType: dtype.Safetensors(), Shape: s.Shape})
-		}
-		if fault = os.MkdirAll(dir, 0o777); fault == nil {
-			w, fault = modelio.CreateWeights(dir, specs, 5<<30)
-		}
-	}
-	for s := range b.Sharded.Shards() { // to the end even after a fault: the other ranks are in the same collectives
-		whole, err := b.Sharded.FullTensor(ctx, s.Name)
-		if err != nil {
-			fault = errors.Join(fault, err)
-			break
-		}
-		if w != nil && fault == nil {
-			fault = torch.Try(func() {
-				scope := torch.NewScope(nil)
-				defer scope.Close()
-				torch.Throw(w.Write(s.Name, whole.In(scope).To(dtype).Bytes()))
-			})
-		}
-		whole.Free()
-	}
-	if w != nil {
-		if fault == nil {
-			fault = w.Commit()
-		} else {
-			w.Abort()
-		}
-	}
-	if writing && fault == nil {
-		fault = b.writeTexts(base, dir, dtype)
-	}
-	if fault != nil {
-		return fmt.Errorf("sft: save the model to %s: %w", dir, fault)
-	}
-	return nil
-}
-
-func (b *Built) writeTexts(base, dir string, dtype torch.DType) error {
-	for _, name := range textFiles {
-		if err := copyFile(filepath.Join(base, name), filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	config := *b.Model.Config
-	config.DType = dtype.String()
-	return modelio.WriteConfig(dir, &config)
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := atomicfile.Create(to)
-	if err != nil {
-		return err
-	}
-	defer out.Abort()
-	if _, err := io.Copy(out, in); err != nil {
-		return err
-	}
-	return out.Commit()
 }

@@ -270,7 +270,12 @@ func (c *Invocation) OptNumbers(list []Number) *Invocation {
 }
 
 // DType passes an element type.
-func (c *Invocation) DType(d DType) *Invocation { return c.Int(int64(d)) }
+func (c *Invocation) DType(d DType) *Invocation {
+	if d < 0 || d > lastDType {
+		c.fault(ErrArgument, "there is no %v", d)
+	}
+	return c.Int(int64(d))
+}
 
 // OptDType passes an element type, or the default for nil.
 func (c *Invocation) OptDType(d *DType) *Invocation {
@@ -304,6 +309,12 @@ func (c *Invocation) OptMemoryFormat(f *MemoryFormat) *Invocation {
 
 // Device passes a device.
 func (c *Invocation) Device(d Device) *Invocation {
+	if err := d.usable(); err != nil && c.err == nil {
+		c.err = err
+		if e, ok := err.(*Error); ok {
+			e.Op = c.name
+		}
+	}
 	index := d.Index
 	if d.Type == CPUType {
 		index = -1 // libtorch takes cpu:0 for another device than cpu, and copies
@@ -325,7 +336,28 @@ func (c *Invocation) OptGenerator(g *Generator) *Invocation {
 	if g == nil {
 		return c.Default()
 	}
+	if g.h == 0 {
+		c.fault(ErrArgument, "the generator is the zero Generator: make one with NewGenerator")
+	}
 	c.out = append(c.out, capi.TagGenerator, int64(g.h))
 	c.rng = g
+	return c
+}
+
+// Stream passes a stream of a device.
+func (c *Invocation) Stream(s Stream) *Invocation {
+	if err := s.Device().usable(); err != nil {
+		c.fault(ErrNoDevice, "%v", err)
+	}
+	c.out = append(c.out, capi.TagStream, int64(s.s.Type), int64(s.s.Index), s.s.ID)
+	return c
+}
+
+// Storage passes the storage behind a tensor.
+func (c *Invocation) Storage(s Storage) *Invocation {
+	if s.of == nil {
+		c.fault(ErrArgument, "the storage is the zero Storage: get one with Tensor.Storage")
+	}
+	c.out = append(c.out, capi.TagStorage, c.tensor(s.of))
 	return c
 }

@@ -10,8 +10,8 @@ import (
 // BackwardOptions are the rare wishes of Backward. The zero value is PyTorch's default.
 type BackwardOptions struct {
 	Gradient    *Tensor // of the root; nil means 1, and then the root must have one element
-	RetainGraph bool
-	CreateGraph bool
+	RetainGraph bool    // keep it, to go through it again; CreateGraph keeps it too
+	CreateGraph bool    // record what backward computes, so that it can be differentiated
 }
 
 // Backward accumulates the gradient of t into the leaves of its graph. An error or panic in a hook comes back as the
@@ -39,13 +39,13 @@ func BackwardAll(roots, grads []*Tensor, o BackwardOptions) {
 	rh, gh := args.handles(roots), args.handles(grads)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	check(op, capi.Backward(rh, gh, o.RetainGraph, o.CreateGraph))
+	check(op, capi.Backward(rh, gh, o.RetainGraph || o.CreateGraph, o.CreateGraph))
 }
 
 // GradOptions are the rare wishes of Grad.
 type GradOptions struct {
 	GradOutputs []*Tensor
-	RetainGraph bool
+	RetainGraph bool // as in BackwardOptions
 	CreateGraph bool
 	AllowUnused bool // inputs outside the graph give nil instead of an error
 }
@@ -58,7 +58,7 @@ func Grad(outputs, inputs []*Tensor, o GradOptions) []*Tensor {
 	oh, gh, ih := args.handles(outputs), args.handles(o.GradOutputs), args.handles(inputs)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	out, err := capi.GradOf(oh, gh, ih, o.RetainGraph, o.CreateGraph, o.AllowUnused)
+	out, err := capi.GradOf(oh, gh, ih, o.RetainGraph || o.CreateGraph, o.CreateGraph, o.AllowUnused)
 	check(op, err)
 	return wrapAll(out, args.scope)
 }

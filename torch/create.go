@@ -1,7 +1,8 @@
 package torch
 
 import (
-	"fmt"
+	"math"
+	"reflect"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/internal/capi"
@@ -9,31 +10,18 @@ import (
 
 // Element is a Go type that has a DType.
 type Element interface {
-	~uint8 | ~int8 | ~int16 | ~int32 | ~int64 | ~float32 | ~float64 | ~bool
+	~uint8 | ~uint16 | ~uint32 | ~uint64 | ~int8 | ~int16 | ~int32 | ~int64 | ~float32 | ~float64 | ~complex64 | ~complex128 | ~bool
 }
 
-func dtypeOf[T Element]() DType {
-	var zero T
-	switch any(zero).(type) {
-	case uint8:
-		return Uint8
-	case int8:
-		return Int8
-	case int16:
-		return Int16
-	case int32:
-		return Int32
-	case int64:
-		return Int64
-	case float32:
-		return Float32
-	case float64:
-		return Float64
-	case bool:
-		return Bool
-	}
-	panic(fmt.Sprintf("torch: named element type %T: convert the slice to its basic type", zero))
+// goTypes maps the kinds of Go types to element types. int and uint are not among them: their size is the machine's.
+var goTypes = map[reflect.Kind]DType{
+	reflect.Uint8: Uint8, reflect.Uint16: Uint16, reflect.Uint32: Uint32, reflect.Uint64: Uint64,
+	reflect.Int8: Int8, reflect.Int16: Int16, reflect.Int32: Int32, reflect.Int64: Int64,
+	reflect.Float32: Float32, reflect.Float64: Float64, reflect.Complex64: Complex64, reflect.Complex128: Complex128,
+	reflect.Bool: Bool,
 }
+
+func dtypeOf[T Element]() DType { return goTypes[reflect.TypeFor[T]().Kind()] }
 
 var (
 	opEmpty  = newOp("aten::empty", "memory_format", "size,dtype,device")
@@ -46,6 +34,9 @@ var (
 	opRand   = newOp("aten::rand", "generator", "size,generator,dtype,device")
 	opCat    = newOp("aten::cat", "", "tensors,dim")
 	opStack  = newOp("aten::stack", "", "tensors,dim")
+
+	opResolveConj = newOp("aten::resolve_conj", "", "self")
+	opResolveNeg  = newOp("aten::resolve_neg", "", "self")
 )
 
 // Empty makes an uninitialised tensor on the CPU, in no scope.
@@ -84,34 +75,52 @@ func Rand(g *Generator, dtype DType, shape ...int64) *Tensor {
 // Scalar makes a tensor without dimensions.
 func Scalar(dtype DType, value float64) *Tensor { return Full(dtype, value) }
 
+// elements is the number of elements of a shape; ok is false where a size is negative, or the number does not fit.
+func elements(shape []int64) (n int64, ok bool) {
+	n = 1
+	for _, d := range shape {
+		if d == 0 {
+			n = 0
+		}
+	}
+	for _, d := range shape {
+		if d < 0 || n > 0 && d > math.MaxInt64/n {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
+}
+
+// checkBytes panics where data is not the elements of a shape.
+func checkBytes(op string, dtype DType, data []byte, shape []int64) {
+	if dtype.Size() == 0 {
+		fail(op, ErrArgument, "the size of %v is unknown", dtype)
+	}
+	n, ok := elements(append([]int64{dtype.Size()}, shape...))
+	if !ok || n != int64(len(data)) {
+		fail(op, ErrArgument, "%d bytes do not fill shape %v of %v", len(data), shape, dtype)
+	}
+}
+
 // FromSlice copies values into a tensor of the given shape, in no scope. Without a shape it is 1-D.
 func FromSlice[T Element](values []T, shape ...int64) *Tensor {
 	if shape == nil {
 		shape = []int64{int64(len(values))}
 	}
-	n := int64(1)
-	for _, d := range shape {
-		n *= d
-	}
-	if n != int64(len(values)) {
+	if n, ok := elements(shape); !ok || n != int64(len(values)) {
 		fail("FromSlice", ErrArgument, "%d values do not fill shape %v", len(values), shape)
 	}
 	t := Empty(dtypeOf[T](), shape...)
-	if n > 0 {
-		copy(t.bytes("FromSlice"), unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), n*int64(unsafe.Sizeof(values[0]))))
+	if len(values) > 0 {
+		copy(t.bytes("FromSlice"), unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), len(values)*int(unsafe.Sizeof(values[0]))))
 	}
 	return t
 }
 
 // FromBytes copies raw little-endian elements into a tensor, in no scope. It serves the types Go lacks (bfloat16).
 func FromBytes(dtype DType, data []byte, shape ...int64) *Tensor {
-	n := dtype.Size()
-	for _, d := range shape {
-		n *= d
-	}
-	if n != int64(len(data)) {
-		fail("FromBytes", ErrArgument, "%d bytes do not fill shape %v of %v", len(data), shape, dtype)
-	}
+	checkBytes("FromBytes", dtype, data, shape)
 	t := Empty(dtype, shape...)
 	copy(t.bytes("FromBytes"), data)
 	return t
@@ -120,13 +129,7 @@ func FromBytes(dtype DType, data []byte, shape ...int64) *Tensor {
 // FromMemory makes a tensor over memory outside Go's heap (a mapped file), without a copy. release runs when the last
 // tensor over it is gone. The memory must stay valid until then, and must not be written if it is mapped read-only.
 func FromMemory(dtype DType, data []byte, release func(), shape ...int64) *Tensor {
-	n := dtype.Size()
-	for _, d := range shape {
-		n *= d
-	}
-	if n != int64(len(data)) {
-		fail("FromMemory", ErrArgument, "%d bytes do not fill shape %v of %v", len(data), shape, dtype)
-	}
+	checkBytes("FromMemory", dtype, data, shape)
 	check("FromMemory", capi.Load())
 	h, err := capi.FromBlob(unsafe.Pointer(unsafe.SliceData(data)), int(dtype), shape, release)
 	check("FromMemory", err)
@@ -169,19 +172,30 @@ func (t *Tensor) WithBytes(f func(b []byte)) {
 
 // host is t, or a contiguous CPU copy of it.
 func (t *Tensor) host() *Tensor {
-	if m := t.meta(); m.device.Type == CPUType && m.contiguous {
+	m := t.meta()
+	if m.device.Type == MetaType {
+		fail("host", ErrArgument, "a tensor on the meta device has no elements to read: %v", t)
+	}
+	if m.device.Type == CPUType && m.contiguous {
 		return t
 	}
 	var c *Tensor
-	NoGrad(func() { c = t.ToDevice(CPU).Contiguous() })
+	NoGrad(func() { c = opResolveNeg.one(opResolveConj.one(t.ToDevice(CPU))).Contiguous() })
 	return c
 }
 
-// Item is the value of a tensor of one element.
+// Item is the value of a real tensor of one element, as a float64: integers beyond 2⁵³ are rounded. Slice gives any type
+// as it is.
 func (t *Tensor) Item() float64 {
 	m := t.meta()
 	if m.numel != 1 {
 		fail("Item", ErrArgument, "needs one element, got shape %v", m.shape)
+	}
+	if m.dtype == Complex64 || m.dtype == Complex128 {
+		fail("Item", ErrArgument, "a complex number is no float64: use Slice")
+	}
+	if m.device.Type == MetaType {
+		fail("Item", ErrArgument, "a tensor on the meta device has no elements to read")
 	}
 	var v *Tensor
 	NoGrad(func() { v = t.ToDevice(CPU).To(Float64).In(nil) })

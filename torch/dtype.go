@@ -21,6 +21,10 @@ const (
 	BFloat16    DType = 15
 	Float8E5M2  DType = 23
 	Float8E4M3  DType = 24
+	Uint16      DType = 27
+	Uint32      DType = 28
+	Uint64      DType = 29
+	lastDType   DType = 45 // of libtorch, which has types for quantisation beside these
 	undefinedDT DType = -1
 )
 
@@ -34,7 +38,8 @@ var dtypes = []struct {
 	{Int64, "int64", "I64", 8}, {Float16, "float16", "F16", 2}, {Float32, "float32", "F32", 4},
 	{Float64, "float64", "F64", 8}, {Complex64, "complex64", "C64", 8}, {Complex128, "complex128", "C128", 16},
 	{Bool, "bool", "BOOL", 1}, {BFloat16, "bfloat16", "BF16", 2}, {Float8E5M2, "float8_e5m2", "F8_E5M2", 1},
-	{Float8E4M3, "float8_e4m3fn", "F8_E4M3", 1},
+	{Float8E4M3, "float8_e4m3fn", "F8_E4M3", 1}, {Uint16, "uint16", "U16", 2}, {Uint32, "uint32", "U32", 4},
+	{Uint64, "uint64", "U64", 8},
 }
 
 // String is PyTorch's name of the type.
@@ -97,53 +102,4 @@ func ParseDType(s string) (DType, error) {
 		}
 	}
 	return undefinedDT, fmt.Errorf("torch: unknown dtype %q", s)
-}
-
-// Device is where a tensor lives. The zero value is the CPU.
-type Device struct {
-	Type  DeviceType
-	Index int // -1 is the current device of the type
-}
-
-// DeviceType is a kind of device; the values are libtorch's.
-type DeviceType int8
-
-// The kinds of device.
-const (
-	CPUType  DeviceType = 0
-	CUDAType DeviceType = 1
-	MetaType DeviceType = 14
-)
-
-// deviceOf is libtorch's device; the CPU has no index there, and is CPU here.
-func deviceOf(kind, index int64) Device {
-	if DeviceType(kind) == CPUType {
-		return CPU
-	}
-	return Device{Type: DeviceType(kind), Index: int(index)}
-}
-
-// CPU is the host.
-var CPU = Device{Type: CPUType}
-
-// Meta is the device of tensors that have a shape and no data.
-var Meta = Device{Type: MetaType, Index: -1}
-
-// CUDA is GPU number index.
-func CUDA(index int) Device { return Device{Type: CUDAType, Index: index} }
-
-// String is PyTorch's name of the device.
-func (d Device) String() string {
-	switch d.Type {
-	case CPUType:
-		return "cpu"
-	case MetaType:
-		return "meta"
-	case CUDAType:
-		if d.Index < 0 {
-			return "cuda"
-		}
-		return fmt.Sprintf("cuda:%d", d.Index)
-	}
-	return fmt.Sprintf("device(%d:%d)", d.Type, d.Index)
 }

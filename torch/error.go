@@ -17,6 +17,7 @@ var (
 	ErrLibrary     = errors.New("libgofsdp is not available")
 	ErrTimeout     = errors.New("timed out")
 	ErrCollective  = errors.New("collective failed")
+	ErrNoDevice    = errors.New("no such device")
 )
 
 // Error is what operators panic with and Try returns.
@@ -53,6 +54,9 @@ func wrap(op string, err error) error {
 	if err == nil {
 		return nil
 	}
+	if te, ok := err.(*Error); ok {
+		return &Error{Op: op, Msg: te.Msg, Kind: te.Kind, Cause: te.Cause}
+	}
 	var ce *capi.Error
 	if !errors.As(err, &ce) {
 		return &Error{Op: op, Msg: err.Error(), Kind: ErrLibrary, Cause: err}
@@ -69,6 +73,8 @@ func wrap(op string, err error) error {
 		e.Kind = ErrCollective
 	case capi.KindTimeout:
 		e.Kind = ErrTimeout
+	case capi.KindDevice:
+		e.Kind = ErrNoDevice
 	}
 	return e
 }

@@ -2,6 +2,7 @@ package torch
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/capi"
 )
@@ -11,17 +12,33 @@ import (
 //
 // Both get tensors that belong to a scope, which is closed when the call ends. A Function must not capture tensors: what
 // Backward needs goes through the context.
+//
+// Backward can be differentiated itself: under BackwardOptions.CreateGraph and GradOptions.CreateGraph what it computes is
+// recorded, and saved inputs and outputs are part of the graph. Other tensors that Forward saves are constants to it. A
+// Function whose Backward computes something else than its derivative says so with OnceDifferentiable.
 type Function interface {
 	Forward(ctx *FunctionContext, in []*Tensor) []*Tensor
 	Backward(ctx *FunctionContext, grads []*Tensor) ([]*Tensor, error)
 }
+
+// OnceDifferentiable is embedded in a Function whose Backward must not be differentiated: it runs without recording, and a
+// second derivative through it is an error instead of a wrong number.
+type OnceDifferentiable struct{}
+
+func (OnceDifferentiable) onceDifferentiable() {}
 
 // FunctionContext carries what Forward keeps for Backward.
 type FunctionContext struct {
 	saved []*Tensor // bound to scope
 	scope *Scope
 	needs []bool
+	fixed []*Tensor
 	value any
+}
+
+// MarkNonDifferentiable says that outputs of Forward never require grad, such as indices.
+func (c *FunctionContext) MarkNonDifferentiable(outputs ...*Tensor) {
+	c.fixed = append(c.fixed, outputs...)
 }
 
 // Save keeps tensors for Backward; nil stays nil. Autograd treats them as it treats what its own operators save: saved-tensor
@@ -61,13 +78,20 @@ func Apply(f Function, in ...*Tensor) []*Tensor {
 	}
 	var out []*Tensor
 	NoGrad(func() { out = f.Forward(ctx, bound) })
-	wrapped, err := capi.RecordFunction(&functionNode{f: f, outputs: len(out), needs: ctx.needs, value: ctx.value}, ih, args.handles(out), args.handles(ctx.saved))
+	fixed := make([]int64, len(out))
+	for i, t := range out {
+		fixed[i] = b2i(slices.Contains(ctx.fixed, t))
+	}
+	_, once := f.(interface{ onceDifferentiable() })
+	node := &functionNode{f: f, once: once, outputs: len(out), needs: ctx.needs, value: ctx.value}
+	wrapped, err := capi.RecordFunction(node, fmt.Sprintf("%TBackward", f), ih, args.handles(out), fixed, args.handles(ctx.saved))
 	check(op, err)
 	return wrapAll(wrapped, outer)
 }
 
 type functionNode struct {
 	f       Function
+	once    bool
 	outputs int
 	needs   []bool
 	value   any
@@ -83,12 +107,21 @@ func (n *functionNode) Call(_ capi.Event, in, out []int64) error {
 	ctx := &FunctionContext{scope: s, saved: tensors[n.outputs:], needs: n.needs, value: n.value}
 	var result []*Tensor
 	var err error
-	NoGrad(func() { result, err = n.f.Backward(ctx, tensors[:n.outputs:n.outputs]) })
+	backward := func() { result, err = n.f.Backward(ctx, tensors[:n.outputs:n.outputs]) }
+	recording := GradEnabled() // the engine sets it to "create graph"; this is its thread
+	if recording && n.once {
+		NoGrad(backward)
+	} else {
+		backward()
+	}
 	if err != nil {
 		return err
 	}
 	if len(result) > len(out) {
 		return fmt.Errorf("torch: %T.Backward gave %d gradients for %d inputs", n.f, len(result), len(out))
+	}
+	if recording && n.once {
+		result = refuseTwice(n.f, result)
 	}
 	for i, g := range result {
 		if g != nil {
@@ -96,6 +129,39 @@ func (n *functionNode) Call(_ capi.Event, in, out []int64) error {
 		}
 	}
 	return nil
+}
+
+// refuseTwice makes gradients an error to differentiate.
+func refuseTwice(f Function, grads []*Tensor) []*Tensor {
+	var list, leaves []*Tensor
+	for _, g := range grads {
+		if g != nil {
+			leaves = append(leaves, g.Detach().SetRequiresGrad(true))
+		}
+	}
+	if len(leaves) == 0 {
+		return grads
+	}
+	leaves = Apply(twice{of: f}, leaves...)
+	for _, g := range grads {
+		if g != nil {
+			g, leaves = leaves[0], leaves[1:]
+		}
+		list = append(list, g)
+	}
+	return list
+}
+
+// twice passes gradients of a OnceDifferentiable function through.
+type twice struct {
+	OnceDifferentiable
+	of Function
+}
+
+func (twice) Forward(_ *FunctionContext, in []*Tensor) []*Tensor { return in }
+
+func (t twice) Backward(*FunctionContext, []*Tensor) ([]*Tensor, error) {
+	return nil, fmt.Errorf("torch: %T can be differentiated once, and this is the second time", t.of)
 }
 
 // identity passes tensors through and calls f when their gradients have all arrived.

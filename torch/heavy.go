@@ -48,5 +48,5 @@ func isHeavy(name string) bool {
 	case "matmul", "mm", "bmm", "addmm", "baddbmm", "linear", "einsum", "scaled_dot_product_attention":
 		return true
 	}
-	return strings.HasPrefix(name, "gofsdp::")
+	return strings.HasPrefix(name, "gofsdp::") || strings.HasPrefix(name, "aten::conv")
 }

@@ -148,6 +148,10 @@ func (c *Invocation) tensor(t *Tensor) int64 {
 		c.fault(ErrScope, "arguments belong to scopes of which neither contains the other; bind them with In")
 		return 0
 	}
+	if t.cell == nil {
+		c.fault(ErrArgument, "tensor is nil")
+		return 0
+	}
 	h := t.cell.use()
 	if h == 0 {
 		c.fault(ErrFreed, freedMessage)

@@ -21,6 +21,8 @@ var (
 	opAlias      = newOp("aten::alias", "", "self")
 	opToDtype    = newOp("aten::to", "dtype", "self,dtype,non_blocking,copy")
 	opToDevice   = newOp("aten::to", "dtype_layout", "self,device,non_blocking")
+	opPinMemory  = newOp("aten::pin_memory", "", "self")
+	opIsPinned   = newOp("aten::is_pinned", "", "self")
 	opViewDtype  = newOp("aten::view", "dtype", "self,dtype")
 	opAsStrided  = newOp("aten::as_strided", "", "self,size,stride,storage_offset")
 	opFlatten    = newOp("aten::flatten", "using_ints", "self,start_dim,end_dim")
@@ -132,6 +134,25 @@ func (t *Tensor) To(dtype DType) *Tensor { return opToDtype.one(t, dtype, false,
 
 // ToDevice copies t to a device; the result is a handle of t itself where it is there already.
 func (t *Tensor) ToDevice(d Device) *Tensor { return opToDevice.one(t, d, false) }
+
+// ToDeviceAsync is ToDevice that does not wait for a copy between a GPU and pinned memory: it is queued on the current
+// stream. The result is complete for operators on that stream; the host must wait for an event before it reads it.
+func (t *Tensor) ToDeviceAsync(d Device) *Tensor { return opToDevice.one(t, d, true) }
+
+// CopyAsync is Copy that does not wait, in the cases and with the care of ToDeviceAsync.
+func (t *Tensor) CopyAsync(src *Tensor) *Tensor { opCopy_.inPlace(t, src, true); return t }
+
+// PinMemory copies a CPU tensor into page-locked memory, which GPUs read and write without the host's help; t itself where
+// it lies there already. Without a GPU there is no such memory: an error of kind ErrNoDevice.
+func (t *Tensor) PinMemory() *Tensor {
+	if err := CUDA(-1).Check(); err != nil {
+		panic(wrap("PinMemory", err))
+	}
+	return opPinMemory.one(t)
+}
+
+// IsPinned tells whether t lies in page-locked memory.
+func (t *Tensor) IsPinned() bool { return opIsPinned.call(t)[0].(bool) }
 
 // ViewDType reads the bytes of t as another type; the last dimension changes its size.
 func (t *Tensor) ViewDType(dtype DType) *Tensor { return opViewDtype.one(t, dtype) }

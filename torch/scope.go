@@ -8,7 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/capi"
 )
 
-// Scope owns tensors and frees them together. Scopes nest: a child may use its ancestors' tensors.
+// Scope owns tensors and frees them together. Scopes nest: a child may use its ancestors' tensors. A nil Scope is no scope:
+// its tensors are the collector's.
 type Scope struct {
 	parent *Scope
 	depth  int
@@ -39,11 +40,19 @@ func NewScope(parent *Scope) *Scope {
 }
 
 // Parent is the scope around s, or nil.
-func (s *Scope) Parent() *Scope { return s.parent }
+func (s *Scope) Parent() *Scope {
+	if s == nil {
+		return nil
+	}
+	return s.parent
+}
 
 // Close frees every tensor that belongs to s. Operators that run in other goroutines with such a tensor finish first;
 // closing twice does nothing.
 func (s *Scope) Close() {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
 	slabs := s.slabs
 	s.slabs, s.len, s.closed = nil, 0, true
@@ -73,7 +82,7 @@ var batches = sync.Pool{New: func() any { return new([batch]capi.Handle) }}
 
 // Own moves t into s and returns it.
 func (s *Scope) Own(t *Tensor) *Tensor {
-	if t.scope == s {
+	if t.Scope() == s && !t.Freed() {
 		return t
 	}
 	moved := wrapHandle(t.alias("Own"), s)
@@ -82,10 +91,13 @@ func (s *Scope) Own(t *Tensor) *Tensor {
 }
 
 // Escape gives a handle of t that belongs to the parent of s, or to no scope where s is a root.
-func (s *Scope) Escape(t *Tensor) *Tensor { return t.In(s.parent) }
+func (s *Scope) Escape(t *Tensor) *Tensor { return t.In(s.Parent()) }
 
 // Len is the number of tensors that s owns.
 func (s *Scope) Len() int {
+	if s == nil {
+		return 0
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.len

@@ -30,11 +30,11 @@ func wrapHandle(h capi.Handle, scope *Scope) *Tensor {
 	}
 	t := &Tensor{cell: &cell{}} // apart, since the clean-up of t keeps the cell reachable
 	t.cell.init(h)
-	var buf [64]int64
+	var buf [metaWords]int64
 	if m, err := capi.Meta(h, buf[:]); err == nil {
 		notePressure(t.cell, m[6]*m[7])
 	}
-	runtime.AddCleanup(t, (*cell).free, t.cell)
+	runtime.AddCleanup(t, (*cell).collected, t.cell)
 	return t
 }
 
@@ -42,7 +42,7 @@ const freedMessage = "the tensor was freed, or its scope is closed"
 
 // use gives the handle for one call; done must follow.
 func (t *Tensor) use(op string) capi.Handle {
-	if t == nil {
+	if t == nil || t.cell == nil {
 		fail(op, ErrArgument, "tensor is nil")
 	}
 	h := t.cell.use()
@@ -69,17 +69,24 @@ func (t *Tensor) alias(op string) capi.Handle {
 func (t *Tensor) In(s *Scope) *Tensor { return wrapHandle(t.alias("In"), s) }
 
 // Scope is the scope that frees t, or nil.
-func (t *Tensor) Scope() *Scope { return t.scope }
+func (t *Tensor) Scope() *Scope {
+	if t == nil {
+		return nil
+	}
+	return t.scope
+}
 
 // Free releases the handle now. Freeing twice does nothing; other use of a freed tensor panics.
 func (t *Tensor) Free() {
-	if t != nil {
+	if t != nil && t.cell != nil {
 		t.cell.free()
 	}
 }
 
-// Freed tells whether the handle was released.
-func (t *Tensor) Freed() bool { return t.cell.freed.Load() }
+// Freed tells whether the handle was released. A nil tensor, and the zero Tensor, count as freed.
+func (t *Tensor) Freed() bool { return t == nil || t.cell == nil || t.cell.freed.Load() }
+
+const metaWords = 12 + 2*64 // what capi.Meta gives for the most dimensions that libtorch allows
 
 // meta holds the facts of a tensor at one moment.
 type meta struct {
@@ -88,7 +95,7 @@ type meta struct {
 	requiresGrad bool
 	isLeaf       bool
 	numel        int64
-	contiguous   bool
+	contiguous   bool // and plain: see gf_tensor_meta
 	storageBytes int64
 	offset       int64
 	version      int64
@@ -99,7 +106,7 @@ type meta struct {
 func (t *Tensor) meta() meta {
 	h := t.use("meta")
 	defer t.done()
-	var buf [64]int64
+	var buf [metaWords]int64
 	m, err := capi.Meta(h, buf[:])
 	check("meta", err)
 	nd := m[0]
@@ -148,7 +155,8 @@ func (t *Tensor) RequiresGrad() bool { return t.meta().requiresGrad }
 // IsLeaf tells whether t is no result of a recorded operation.
 func (t *Tensor) IsLeaf() bool { return t.meta().isLeaf }
 
-// IsContiguous tells whether the elements lie in row-major order without gaps.
+// IsContiguous tells whether the elements lie in row-major order without gaps. Views that still have to be conjugated or
+// negated (of complex tensors) do not count.
 func (t *Tensor) IsContiguous() bool { return t.meta().contiguous }
 
 // Version counts in-place changes; autograd compares it between forward and backward.
@@ -158,7 +166,7 @@ func (t *Tensor) Version() int64 { return t.meta().version }
 func (t *Tensor) StorageBytes() int64 { return t.meta().storageBytes }
 
 // IsSame tells whether two handles are of one tensor object.
-func (t *Tensor) IsSame(o *Tensor) bool { return t != nil && o != nil && t.cell.h == o.cell.h }
+func (t *Tensor) IsSame(o *Tensor) bool { return !t.Freed() && !o.Freed() && t.cell.h == o.cell.h }
 
 // String describes the tensor without its values.
 func (t *Tensor) String() string {
@@ -172,8 +180,18 @@ func (t *Tensor) String() string {
 	return fmt.Sprintf("Tensor(%v, %v, %v)", m.shape, m.dtype, m.device)
 }
 
+// Storage is the memory behind a tensor, which its views share. It is valid while that tensor is.
+type Storage struct{ of *Tensor }
+
+// Storage is the memory behind t.
+func (t *Tensor) Storage() Storage { return Storage{t} }
+
+// Bytes is the size of the storage.
+func (s Storage) Bytes() int64 { return s.of.StorageBytes() }
+
 // ResizeStorage frees (0 bytes) or allocates the storage in place; the contents are lost, the tensor object and its
-// place in the autograd graph stay. See Note [Storage free and refill] in csrc/tensor.cc.
+// place in the autograd graph stay. nbytes is 0, or at least what t needs; of other views of the storage the caller takes
+// care. See Note [Storage free and refill] in csrc/tensor.cc.
 func (t *Tensor) ResizeStorage(nbytes int64) {
 	h := t.use("ResizeStorage")
 	defer t.done()

@@ -10,29 +10,48 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Each kind of work that libtorch spreads over threads of its own.
 func TestManyShortGoroutinesLeaveThreadsAndMemoryBounded(t *testing.T) {
-	settle()
-	TrimMemory()
-	threads, rss := procStatus(t, "Threads"), procStatus(t, "VmRSS")
-	a := Randn(NewGenerator(1), Float32, 128, 128)
-	defer a.Free()
-	var failed atomic.Int64
-	var wg sync.WaitGroup
-	for range 1000 {
-		wg.Go(func() {
-			s := NewScope(nil)
-			defer s.Close()
-			if Try(func() { a.In(s).MatMul(a).MatMul(a).Sum().Item() }) != nil {
-				failed.Add(1)
+	g := NewGenerator(1)
+	a, image := Randn(g, Float32, 128, 128), Randn(g, Float32, 1, 8, 32, 32)
+	kernel, long := Randn(g, Float32, 8, 8, 3, 3), Randn(g, Float32, 1<<18)
+	for _, work := range []struct {
+		name string
+		f    func(s *Scope)
+	}{
+		{"products", func(s *Scope) { a.In(s).MatMul(a).MatMul(a).Sum().Item() }},
+		{"convolutions", func(s *Scope) {
+			CallOne("aten::conv2d", image.In(s), kernel, nil, []int64{1, 1}, []int64{1, 1}).Sum().Item()
+		}},
+		{"elementwise", func(s *Scope) { long.In(s).Exp().Mul(long).Softmax(0).Sum().Item() }},
+		{"backward", func(s *Scope) {
+			x := a.In(s).Clone().SetRequiresGrad(true)
+			x.MatMul(x).Exp().Sum().Backward()
+		}},
+	} {
+		t.Run(work.name, func(t *testing.T) {
+			settle()
+			TrimMemory()
+			threads, rss := procStatus(t, "Threads"), procStatus(t, "VmRSS")
+			var failed atomic.Int64
+			var wg sync.WaitGroup
+			for range 1000 {
+				wg.Go(func() {
+					s := NewScope(nil)
+					defer s.Close()
+					if Try(func() { work.f(s) }) != nil {
+						failed.Add(1)
+					}
+				})
 			}
+			wg.Wait()
+			require.Zero(t, failed.Load())
+			TrimMemory()
+			t.Logf("threads %d -> %d, RSS %d -> %d kB", threads, procStatus(t, "Threads"), rss, procStatus(t, "VmRSS"))
+			require.Less(t, procStatus(t, "Threads"), threads+64)
+			require.Less(t, procStatus(t, "VmRSS"), rss+200<<10)
 		})
 	}
-	wg.Wait()
-	require.Zero(t, failed.Load())
-	TrimMemory()
-	t.Logf("threads %d -> %d, RSS %d -> %d kB", threads, procStatus(t, "Threads"), rss, procStatus(t, "VmRSS"))
-	require.Less(t, procStatus(t, "Threads"), threads+64)
-	require.Less(t, procStatus(t, "VmRSS"), rss+200<<10)
 }
 
 func TestHooksFromManyGoroutines(t *testing.T) {

@@ -1,7 +1,7 @@
 // Soak trains a small model for very many steps and watches memory: the bytes of live tensors must come back exactly,
 // and the process must not grow.
 //
-//	go run ./bench/soak                       # 100,000 steps with scopes
+//	go run ./bench/soak                       # 100,000 steps with scopes, after a warm-up
 //	go run ./bench/soak -scopes=false         # left to Go's collector
 //	go run ./bench/soak -gc=false -steps 2000 # no collector at all: scopes alone must free everything
 package main
@@ -25,6 +25,7 @@ import (
 func main() {
 	var c config
 	flag.IntVar(&c.steps, "steps", 100_000, "training steps")
+	flag.IntVar(&c.warmup, "warmup", 30_000, "training steps before the measurement begins")
 	flag.BoolVar(&c.scopes, "scopes", true, "free each step's tensors by a scope")
 	flag.BoolVar(&c.gc, "gc", true, "let Go's collector run")
 	flag.Parse()
@@ -39,6 +40,7 @@ func main() {
 
 type config struct {
 	steps      int
+	warmup     int // steps before; 100 where it is less: the optimiser must have its state
 	scopes, gc bool
 	progress   func(step int, rssKB int64) // at every tenth of the way; may be nil
 }
@@ -48,14 +50,16 @@ type result struct {
 	steps         int
 	elapsed       time.Duration
 	before, after torch.Memory
-	slope         float64 // kB of RSS per 1,000 steps, by least squares over all but the first fifth
-	loss          float64 // of the last step
+	slope         float64  // kB of RSS per 1,000 steps, by least squares, after the collector
+	peaks         [2]int64 // the most RSS in kB of each half, before the collector
+	loss          float64  // of the last step
 }
 
 func (r result) String() string {
-	return fmt.Sprintf("%d steps in %v (%.0f us each), loss %.4f\nlive bytes %d -> %d, live tensors %d -> %d\nRSS slope %.3f kB per 1,000 steps\n",
+	return fmt.Sprintf("%d steps in %v (%.0f us each), loss %.4f\nlive bytes %d -> %d, live tensors %d -> %d\nRSS slope %.3f kB per 1,000 steps; most %d kB in the first half, %d kB in the second\n",
 		r.steps, r.elapsed.Round(time.Millisecond), float64(r.elapsed.Microseconds())/float64(r.steps), r.loss,
-		r.before.LiveBytes, r.after.LiveBytes, r.before.LiveTensors, r.after.LiveTensors, r.slope)
+		r.before.LiveBytes, r.after.LiveBytes, r.before.LiveTensors, r.after.LiveTensors, r.slope,
+		r.peaks[0], r.peaks[1])
 }
 
 // trainer is a classifier of points in four quadrants.
@@ -104,7 +108,7 @@ func run(c config) (result, error) {
 	err := torch.Try(func() {
 		t, err := newTrainer()
 		torch.Throw(err)
-		for range 100 {
+		for range max(100, c.warmup) {
 			t.step(c.scopes)
 		}
 		settle()
@@ -118,9 +122,14 @@ func run(c config) (result, error) {
 				continue
 			}
 			rss := residentKB()
-			if i > c.steps/5 {
-				fit.add(float64(i)/1000, float64(rss))
+			if c.gc { // what is retained, without the pages that Go and the C library hold back for later
+				debug.FreeOSMemory()
+				torch.TrimMemory()
 			}
+			kept := residentKB()
+			fit.add(float64(i)/1000, float64(kept))
+			half := &r.peaks[min(1, 2*i/(c.steps+1))]
+			*half = max(*half, rss)
 			if c.progress != nil && i%(10*every) == 0 {
 				c.progress(i, rss)
 			}

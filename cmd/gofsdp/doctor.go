@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/internal/setup"
+	"github.com/gofsdp/gofsdp/torch"
 )
 
 // doctorCmd is `gofsdp doctor`.
@@ -46,6 +48,12 @@ func (*doctorCmd) Run(ctx context.Context) error {
 		_, err = os.Stat(library)
 	}
 	line("shim", library, err)
+	if err == nil {
+		var text string
+		text, err = torch.Versions()
+		text, _, _ = strings.Cut(text, "\n")
+		line("libtorch loads", text, err)
+	}
 	for _, tool := range setup.Tools(ctx) {
 		if err == nil && tool.Err != nil { // everything is built: tools are for the next set-up only
 			line(tool.Name, fmt.Sprintf("not usable (%v); only set-up needs it", tool.Err), nil)

@@ -113,6 +113,9 @@ func (s flagSet) rewrite(args []string) ([]string, error) {
 			continue
 		case !hasValue:
 			if value, hasValue = next(); !hasValue {
+				value, hasValue = flag.Tag.Get("alone"), flag.Tag.Has("alone") // what the flag means without a value
+			}
+			if !hasValue {
 				return nil, fmt.Errorf("--%s: its value is missing", name)
 			}
 			for flag.IsSlice() {

@@ -19,6 +19,7 @@ type sample struct {
 		Save     bool     `name:"save" negatable:"" default:"true"`
 		Targets  []string `name:"lora_target_modules"`
 		Note     string   `name:"note"`
+		CUDA     string   `name:"cuda" default:"auto" alone:"on"`
 	} `cmd:"" settings:""`
 	Start struct {
 		Processes int      `name:"num_processes"`
@@ -57,6 +58,21 @@ func TestFlagSpellings(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, s.Start.Processes)
 	require.Equal(t, []string{"train", "--learning-rate", "1", "--packing", "true"}, s.Start.Command, "not ours to rewrite")
+}
+
+// A flag that says what it means alone may have a value or none.
+func TestFlagAlone(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "auto"}, {[]string{"--cuda"}, "on"}, {[]string{"--cuda", "off"}, "off"}, {[]string{"--cuda=auto"}, "auto"},
+		{[]string{"--cuda", "--note", "x"}, "on"},
+	} {
+		s, err := parseSample(t, append([]string{"train"}, test.args...)...)
+		require.NoError(t, err)
+		require.Equal(t, test.want, s.Train.CUDA, test.args)
+	}
 }
 
 func TestFlagFaults(t *testing.T) {

@@ -4,6 +4,8 @@
 //	gofsdp doctor                                 say what is there and what is missing
 //	gofsdp convert smollm2 DIR                    make a model folder of a GGUF file
 //	gofsdp sft --model_name_or_path DIR …         fine-tune on one rank
+//	gofsdp merge BASE ADAPTER OUT                 merge an adapter into its base model
+//	gofsdp merge-weights CHECKPOINT OUT           join the shards of a checkpoint
 //	gofsdp launch --num_processes 2 sft …         run a command of this program on two ranks
 //	gofsdp launch --config_file fsdp.yaml -- prog …
 //	gofsdp generate --model_name_or_path DIR …    answer a question with a model and its adapter
@@ -21,18 +23,21 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/gofsdp/gofsdp/internal/setup"
 	"github.com/gofsdp/gofsdp/torch"
 )
 
 // cli lists the commands.
 type cli struct {
-	Setup    setupCmd    `cmd:"" help:"Download libtorch and build the shim libgofsdp.so."`
-	Doctor   doctorCmd   `cmd:"" help:"Report what is installed and what is missing."`
-	Convert  convertCmd  `cmd:"" help:"Turn a GGUF file into a model folder."`
-	Sft      sftCmd      `cmd:"" settings:"" help:"Fine-tune a model on conversations or texts. A first argument FILE.json or FILE.yaml stands for the flags in it."`
-	Generate generateCmd `cmd:"" help:"Answer a prompt with a model, and an adapter if there is one."`
-	Launch   launchCmd   `cmd:"" help:"Start a program on several ranks."`
-	Fixed    fixedCmd    `cmd:"" name:"fixed-steps" hidden:"" help:"Optimiser steps on given batches, for benchmarks."`
+	Setup        setupCmd        `cmd:"" help:"Download libtorch and build the shim libgofsdp.so."`
+	Doctor       doctorCmd       `cmd:"" help:"Report what is installed and what is missing."`
+	Convert      convertCmd      `cmd:"" help:"Turn a GGUF file into a model folder."`
+	Sft          sftCmd          `cmd:"" settings:"" help:"Fine-tune a model on conversations or texts. A first argument FILE.json or FILE.yaml stands for the flags in it."`
+	Merge        mergeCmd        `cmd:"" help:"Merge an adapter into its base model."`
+	MergeWeights mergeWeightsCmd `cmd:"" name:"merge-weights" help:"Join the shards of a checkpoint into one model folder."`
+	Generate     generateCmd     `cmd:"" help:"Answer a prompt with a model, and an adapter if there is one."`
+	Launch       launchCmd       `cmd:"" help:"Start a program on several ranks."`
+	Fixed        fixedCmd        `cmd:"" name:"fixed-steps" hidden:"" help:"Optimiser steps on given batches, for benchmarks."`
 }
 
 func main() {
@@ -72,6 +77,7 @@ func execute(command *kong.Context) (err error) {
 
 func newParser() (*kong.Kong, error) {
 	return kong.New(&cli{}, kong.Name("gofsdp"), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Vars{"torch_version": setup.TorchVersion},
 		kong.Description("Fine-tune large language models, sharded over several processes."))
 }
 

@@ -24,9 +24,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <type_traits>
 
 #include "kernels/quant4bit.h"
+#include "node.h"
 
 namespace gofsdp::ops {
 
@@ -45,17 +45,6 @@ inline Tensor or_undefined(const optional<Tensor>& t) {
 
 inline bool wants_grad(const Tensor& t) {
   return t.defined() && t.requires_grad() && c10::GradMode::is_enabled();
-}
-
-// A node in the pointer type of the libtorch at hand: c10::intrusive_ptr, or std::shared_ptr in earlier releases.
-template <class T>
-auto make_node() {
-  using Pointer = std::remove_cvref_t<decltype(torch::autograd::Edge().function)>;
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::shared_ptr<T>(new T());
-  } else {
-    return c10::make_intrusive<T>();
-  }
 }
 
 template <class NodePointer>

@@ -21,6 +21,7 @@ var layers = []struct {
 	{"files", []string{"modelio", "checkpoint"}},
 	{"models", []string{"quant", "peft", "models"}},
 	{"training", []string{"accelerate", "sft"}},
+	{"other libraries' APIs", []string{"compat"}},
 	{"test support", []string{"internal/ranktest"}},
 	{"programs", []string{"cmd", "examples", "bench", "interop", "internal/archtest", "internal/opsgen"}},
 }

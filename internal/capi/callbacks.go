@@ -26,6 +26,7 @@ const (
 	EventPack
 	EventUnpack
 	EventPackRelease
+	EventFreeMemory
 )
 
 // Callback is a Go value that libtorch calls. It runs on the thread that runs backward, inside the C call that started

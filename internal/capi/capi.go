@@ -34,6 +34,7 @@ const (
 	KindDist     = int(C.GF_ERR_DIST)
 	KindNoSymbol = int(C.GF_ERR_NO_SYMBOL)
 	KindTimeout  = int(C.GF_ERR_TIMEOUT)
+	KindDevice   = int(C.GF_ERR_DEVICE)
 )
 
 // Tags of the value stream of CallOp, as in gofsdp.h.
@@ -54,6 +55,8 @@ const (
 	TagComplex    = int64(C.GF_COMPLEX)
 	TagScalarList = int64(C.GF_SCALAR_LIST)
 	TagStringList = int64(C.GF_STRING_LIST)
+	TagStream     = int64(C.GF_STREAM)
+	TagStorage    = int64(C.GF_STORAGE)
 )
 
 // Error is a failure reported by the library.
@@ -343,12 +346,14 @@ func UnhookPostAccumulate(t Handle, id int64) error {
 }
 
 // RecordFunction makes outputs the results of a node on inputs whose backward is cb (EventBackward) and which keeps
-// saved for it.
-func RecordFunction(cb Callback, inputs, outputs, saved []Handle) ([]Handle, error) {
+// saved for it. Outputs with a non-zero word in fixed never require grad. Messages call the node name.
+func RecordFunction(cb Callback, name string, inputs, outputs []Handle, fixed []int64, saved []Handle) ([]Handle, error) {
 	wrapped := make([]Handle, len(outputs))
-	err := status(C.load_gf_function_record(C.uint64_t(cgo.NewHandle(cb)), handles(inputs), C.int64_t(len(inputs)),
-		handles(outputs), C.int64_t(len(outputs)), handles(saved), C.int64_t(len(saved)), handles(wrapped)))
-	return wrapped, err
+	h := C.uint64_t(cgo.NewHandle(cb))
+	return wrapped, status(withText(name, func(name *C.char) C.gf_ret {
+		return C.load_gf_function_record(h, name, handles(inputs), C.int64_t(len(inputs)), handles(outputs), words(fixed),
+			C.int64_t(len(outputs)), handles(saved), C.int64_t(len(saved)), handles(wrapped))
+	}))
 }
 
 // QueueCallback calls cb (EventFinal) when the running backward ends. Only valid inside a backward callback.

@@ -59,36 +59,38 @@ func TestNilHandlesAreErrors(t *testing.T) {
 		"UnhookTensor":         func() error { return UnhookTensor(0, 0) },
 		"HookPostAccumulate":   func() error { return err1(HookPostAccumulate(0, noCallback{})) },
 		"UnhookPostAccumulate": func() error { return UnhookPostAccumulate(0, 0) },
-		"RecordFunction":       func() error { return err1(RecordFunction(noCallback{}, []Handle{0}, []Handle{0}, nil)) },
-		"QueueCallback":        func() error { return QueueCallback(noCallback{}) },
-		"PopSavedHooks":        PopSavedHooks,
-		"PopInferenceMode":     PopInferenceMode,
-		"PopAutocast":          PopAutocast,
-		"PushAutocast":         func() error { return PushAutocast(99, 15) },
-		"AutocastDType":        func() error { return err1(AutocastDType(99)) },
-		"IsInference":          func() error { return err1(IsInference(0)) },
-		"SeedGenerator":        func() error { return SeedGenerator(0, 1) },
-		"GeneratorState":       func() error { return err1(GeneratorState(0)) },
-		"SetGeneratorState":    func() error { return SetGeneratorState(0, x) },
-		"PrefixStore":          func() error { return err1(PrefixStore(0, "p")) },
-		"StorePort":            func() error { return err1(StorePort(0)) },
-		"StoreSet":             func() error { return StoreSet(0, "k", nil) },
-		"StoreGet":             func() error { return err1(StoreGet(0, "k", 1)) },
-		"StoreAdd":             func() error { return err1(StoreAdd(0, "k", 1)) },
-		"StoreCheck":           func() error { return err1(StoreCheck(0, "k")) },
-		"NewGloo":              func() error { return err1(NewGloo(0, 0, 1, 10, "127.0.0.1")) },
-		"AbortGroup":           func() error { return AbortGroup(0) },
-		"AllGather":            func() error { return err1(AllGather(0, x, x)) },
-		"AllGather of":         func() error { return err1(AllGather(0, 0, 0)) },
-		"AllGatherList":        func() error { return err1(AllGatherList(0, []Handle{x}, x)) },
-		"ReduceScatter":        func() error { return err1(ReduceScatter(0, x, x, ReduceSum)) },
-		"AllReduce":            func() error { return err1(AllReduce(0, x, ReduceSum)) },
-		"Broadcast":            func() error { return err1(Broadcast(0, x, 0)) },
-		"Send":                 func() error { return err1(Send(0, x, 0, 0)) },
-		"Recv":                 func() error { return err1(Recv(0, x, 0, 0)) },
-		"Barrier":              func() error { return err1(Barrier(0)) },
-		"WaitWork":             func() error { return err1(WaitWork(0, 1)) },
-		"WorkDone":             func() error { return err1(WorkDone(0)) },
+		"RecordFunction": func() error {
+			return err1(RecordFunction(noCallback{}, "f", []Handle{0}, []Handle{0}, []int64{0}, nil))
+		},
+		"QueueCallback":     func() error { return QueueCallback(noCallback{}) },
+		"PopSavedHooks":     PopSavedHooks,
+		"PopInferenceMode":  PopInferenceMode,
+		"PopAutocast":       PopAutocast,
+		"PushAutocast":      func() error { return PushAutocast(99, 15) },
+		"AutocastDType":     func() error { return err1(AutocastDType(99)) },
+		"IsInference":       func() error { return err1(IsInference(0)) },
+		"SeedGenerator":     func() error { return SeedGenerator(0, 1) },
+		"GeneratorState":    func() error { return err1(GeneratorState(0)) },
+		"SetGeneratorState": func() error { return SetGeneratorState(0, x) },
+		"PrefixStore":       func() error { return err1(PrefixStore(0, "p")) },
+		"StorePort":         func() error { return err1(StorePort(0)) },
+		"StoreSet":          func() error { return StoreSet(0, "k", nil) },
+		"StoreGet":          func() error { return err1(StoreGet(0, "k", 1)) },
+		"StoreAdd":          func() error { return err1(StoreAdd(0, "k", 1)) },
+		"StoreCheck":        func() error { return err1(StoreCheck(0, "k")) },
+		"NewGloo":           func() error { return err1(NewGloo(0, 0, 1, 10, 10, "127.0.0.1")) },
+		"AbortGroup":        func() error { _, err := AbortGroup(0); return err },
+		"AllGather":         func() error { return err1(AllGather(0, x, x)) },
+		"AllGather of":      func() error { return err1(AllGather(0, 0, 0)) },
+		"AllGatherList":     func() error { return err1(AllGatherList(0, []Handle{x}, x)) },
+		"ReduceScatter":     func() error { return err1(ReduceScatter(0, x, x, ReduceSum)) },
+		"AllReduce":         func() error { return err1(AllReduce(0, x, ReduceSum)) },
+		"Broadcast":         func() error { return err1(Broadcast(0, x, 0)) },
+		"Send":              func() error { return err1(Send(0, x, 0, 0)) },
+		"Recv":              func() error { return err1(Recv(0, x, 0, 0)) },
+		"Barrier":           func() error { return err1(Barrier(0)) },
+		"WaitWork":          func() error { return err1(WaitWork(0, 1)) },
+		"WorkDone":          func() error { return err1(WorkDone(0)) },
 	} {
 		var ce *Error
 		if err := f(); assert.Error(t, err, name) {
@@ -240,7 +242,7 @@ func TestCallbacksAreReleased(t *testing.T) {
 	require.Equal(t, 1, n)
 	require.Error(t, err1(HookPostAccumulate(x, releasable{released: &n})))
 	require.Equal(t, 2, n)
-	require.Error(t, err1(RecordFunction(releasable{released: &n}, []Handle{x}, []Handle{0}, nil)))
+	require.Error(t, err1(RecordFunction(releasable{released: &n}, "f", []Handle{x}, []Handle{0}, []int64{0}, nil)))
 	require.Equal(t, 3, n)
 	require.NoError(t, SetRequiresGrad(x, true))
 	id, err := HookPostAccumulate(x, releasable{released: &n})

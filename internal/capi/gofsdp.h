@@ -25,6 +25,7 @@ enum gf_kind {
   GF_ERR_DIST = 4,       // a collective or the store failed
   GF_ERR_NO_SYMBOL = 5,  // the library lacks the function
   GF_ERR_TIMEOUT = 6,    // a collective or the store waited too long
+  GF_ERR_DEVICE = 7,     // there is no such device here
 };
 
 typedef struct gf_error {
@@ -56,6 +57,8 @@ enum gf_tag {
   GF_COMPLEX = 13,     // IEEE bits of the real and of the imaginary part
   GF_SCALAR_LIST = 14, // count, then a tag and its words for each
   GF_STRING_LIST = 15, // count, then byte count and padded bytes for each
+  GF_STREAM = 16,      // device type, device index, stream id
+  GF_STORAGE = 17,     // handle of a tensor: its storage
 };
 
 // Events that the library reports to Go through gf_callbacks.call.
@@ -67,6 +70,7 @@ enum gf_event {
   GF_EV_PACK = 4,             // in: tensor to save, out: opaque ticket (64 bits)
   GF_EV_UNPACK = 5,           // in: ticket             out: tensor
   GF_EV_PACK_RELEASE = 6,     // in: ticket that will not be unpacked any more
+  GF_EV_FREE_MEMORY = 7,      // an allocation is about to fail; out: 1 if something was freed
 };
 
 // Go's side of the callbacks. call returns 0, or the cookie of the Go error. Tensor handles passed in are owned by the
@@ -120,9 +124,10 @@ typedef struct gf_callbacks {
   X(gf_tensor_hook_remove, (int64_t t, int64_t id), (t, id))                                                          \
   X(gf_post_accumulate_hook, (int64_t t, uint64_t handle), (t, handle))                                               \
   X(gf_post_accumulate_hook_remove, (int64_t t, int64_t id), (t, id))                                                 \
-  X(gf_function_record, (uint64_t handle, const int64_t* inputs, int64_t n_in, const int64_t* outputs, int64_t n_out, \
-                         const int64_t* saved, int64_t n_saved, int64_t* wrapped),                                    \
-    (handle, inputs, n_in, outputs, n_out, saved, n_saved, wrapped))                                                  \
+  X(gf_function_record, (uint64_t handle, const char* name, const int64_t* inputs, int64_t n_in,                      \
+                         const int64_t* outputs, const int64_t* fixed, int64_t n_out, const int64_t* saved,           \
+                         int64_t n_saved, int64_t* wrapped),                                                          \
+    (handle, name, inputs, n_in, outputs, fixed, n_out, saved, n_saved, wrapped))                                     \
   X(gf_queue_callback, (uint64_t handle), (handle))                                                                   \
   X(gf_saved_hooks_push, (uint64_t handle), (handle))                                                                 \
   X(gf_saved_hooks_pop, (void), ())                                                                                   \
@@ -132,12 +137,41 @@ typedef struct gf_callbacks {
   X(gf_generator_new, (int64_t seed), (seed))                                                                         \
   X(gf_generator_free, (int64_t g), (g))                                                                              \
   X(gf_generator_seed, (int64_t g, int64_t seed), (g, seed))                                                          \
+  X(gf_generator_initial_seed, (int64_t g), (g))                                                                      \
   X(gf_generator_state, (int64_t g), (g))                                                                             \
   X(gf_generator_set_state, (int64_t g, int64_t state), (g, state))                                                   \
   /* memory */                                                                                                        \
   X(gf_memory_stats, (int64_t* out, int64_t cap), (out, cap))                                                         \
   X(gf_memory_reset_peak, (void), ())                                                                                 \
   X(gf_memory_trim, (void), ())                                                                                       \
+  X(gf_memory_limit, (int64_t bytes), (bytes))                                                                        \
+  X(gf_free_memory_callback, (uint64_t handle), (handle))                                                             \
+  X(gf_test_free_memory, (void), ())                                                                                  \
+  /* devices */                                                                                                       \
+  X(gf_device_count, (int64_t type), (type))                                                                          \
+  X(gf_device_check, (int64_t type, int64_t index), (type, index))                                                    \
+  X(gf_device_exchange, (int64_t type, int64_t index), (type, index))                                                 \
+  X(gf_device_synchronize, (int64_t type, int64_t index), (type, index))                                              \
+  X(gf_device_memory_stats, (int64_t type, int64_t index, int64_t* out, int64_t cap), (type, index, out, cap))       \
+  X(gf_device_reset_peak, (int64_t type, int64_t index), (type, index))                                               \
+  X(gf_device_memory_info, (int64_t type, int64_t index, int64_t* out), (type, index, out))                           \
+  X(gf_device_empty_cache, (int64_t type), (type))                                                                    \
+  X(gf_stream_get, (int64_t type, int64_t index, int64_t which, int64_t priority, int64_t* out),                     \
+    (type, index, which, priority, out))                                                                              \
+  X(gf_stream_exchange, (int64_t type, int64_t index, int64_t id, int64_t* out), (type, index, id, out))             \
+  X(gf_stream_query, (int64_t type, int64_t index, int64_t id), (type, index, id))                                   \
+  X(gf_stream_synchronize, (int64_t type, int64_t index, int64_t id), (type, index, id))                             \
+  X(gf_stream_native, (int64_t type, int64_t index, int64_t id), (type, index, id))                                  \
+  X(gf_event_new, (int64_t type, int64_t timing), (type, timing))                                                     \
+  X(gf_event_free, (int64_t e), (e))                                                                                  \
+  X(gf_event_record, (int64_t e, int64_t type, int64_t index, int64_t id), (e, type, index, id))                     \
+  X(gf_event_block, (int64_t e, int64_t type, int64_t index, int64_t id), (e, type, index, id))                      \
+  X(gf_event_query, (int64_t e), (e))                                                                                 \
+  X(gf_event_synchronize, (int64_t e), (e))                                                                           \
+  X(gf_event_elapsed, (int64_t a, int64_t b), (a, b))                                                                 \
+  X(gf_tensor_record_stream, (int64_t t, int64_t type, int64_t index, int64_t id), (t, type, index, id))             \
+  X(gf_generator_new_on, (int64_t type, int64_t index, int64_t seed), (type, index, seed))                           \
+  X(gf_generator_default, (int64_t type, int64_t index), (type, index))                                               \
   /* rendezvous */                                                                                                    \
   X(gf_store_tcp, (const char* host, int64_t port, int64_t server, int64_t world, int64_t timeout_ms),               \
     (host, port, server, world, timeout_ms))                                                                          \
@@ -151,8 +185,9 @@ typedef struct gf_callbacks {
   X(gf_store_add, (int64_t store, const char* key, int64_t delta), (store, key, delta))                               \
   X(gf_store_check, (int64_t store, const char* key), (store, key))                                                   \
   /* process group */                                                                                                 \
-  X(gf_gloo_new, (int64_t store, int64_t rank, int64_t world, int64_t timeout_ms, const char* host),                 \
-    (store, rank, world, timeout_ms, host))                                                                           \
+  X(gf_gloo_connect,                                                                                                  \
+    (int64_t store, int64_t rank, int64_t world, int64_t connect_ms, int64_t timeout_ms, const char* host),          \
+    (store, rank, world, connect_ms, timeout_ms, host))                                                              \
   X(gf_pg_free, (int64_t pg), (pg))                                                                                   \
   X(gf_pg_abort, (int64_t pg), (pg))                                                                                  \
   X(gf_all_gather, (int64_t pg, int64_t out, int64_t in), (pg, out, in))                                              \

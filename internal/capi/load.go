@@ -24,8 +24,21 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
-	return "capi: " + libraryName + " could not be loaded; run `make build` (or `gofsdp setup`), or set GOFSDP_LIB\n  " +
+	return "capi: " + libraryName + " could not be loaded; run " + setupCommand() + ", or set GOFSDP_LIB\n  " +
 		strings.Join(e.Tried, "\n  ")
+}
+
+// VersionError says that the library was built for another libtorch than the one that it would run with.
+type VersionError struct {
+	Library  string // libgofsdp.so
+	Expected string // the libtorch that it was built for, such as 2.13.0
+	Torch    string // the libtorch_cpu.so that is there
+	Found    string // its version
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run %s to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch, setupCommand())
 }
 
 // Load opens the library once; later calls return the first result. Everything else in this package needs it.
@@ -40,6 +53,13 @@ func load() error {
 				tried = append(tried, path+": no such file")
 				continue
 			}
+		}
+		if err := checkTorch(path); err != nil {
+			if _, ok := err.(*VersionError); ok {
+				return err
+			}
+			tried = append(tried, path+": "+err.Error())
+			continue
 		}
 		c := C.CString(path)
 		msg := C.load_library(c)
@@ -56,7 +76,10 @@ func load() error {
 		if version != C.GF_ABI_VERSION {
 			return fmt.Errorf("capi: %s has ABI version %d, this program needs %d: run `make build`", path, version, C.GF_ABI_VERSION)
 		}
-		return nil
+		if err := checkRunning(path); err != nil {
+			return err
+		}
+		return installLowMemory()
 	}
 	return &LoadError{Tried: tried}
 }
@@ -70,7 +93,8 @@ func quiet() {
 }
 
 // candidates lists the paths to try: GOFSDP_LIB alone if it is set, the program's own folder and the one above it, the
-// source tree's build folder, the user's cache folder, and the system's search path.
+// source tree's build folder, the user's cache folder (first what was built for this version of the module), and the system's
+// search path.
 func candidates() []string {
 	if p := os.Getenv("GOFSDP_LIB"); p != "" {
 		return []string{p}
@@ -83,10 +107,17 @@ func candidates() []string {
 	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
 		list = append(list, filepath.Join(filepath.Dir(file), "..", "..", "build", libraryName))
 	}
-	if cache := os.Getenv("GOFSDP_CACHE"); cache != "" {
+	cache := os.Getenv("GOFSDP_CACHE")
+	if cache == "" {
+		if dir, err := os.UserCacheDir(); err == nil {
+			cache = filepath.Join(dir, "gofsdp")
+		}
+	}
+	if cache != "" {
+		if name := moduleName(); name != "" {
+			list = append(list, filepath.Join(cache, "lib", name, libraryName))
+		}
 		list = append(list, filepath.Join(cache, "lib", libraryName))
-	} else if cache, err := os.UserCacheDir(); err == nil {
-		list = append(list, filepath.Join(cache, "gofsdp", "lib", libraryName))
 	}
 	return append(list, libraryName)
 }

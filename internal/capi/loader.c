@@ -44,6 +44,15 @@ char* load_library(const char* path) {
   return NULL;
 }
 
+char* load_torch(const char* path, uint64_t* version) {
+  void* lib = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+  if (!lib) return strdup(dlerror());
+  uint64_t (*abi_version)(void);
+  *(void**)&abi_version = dlsym(lib, "aoti_torch_abi_version");
+  *version = abi_version ? abi_version() : 0;
+  return NULL;
+}
+
 void load_error_free(gf_error* e) {
   if (e->kind == GF_ERR_NO_SYMBOL) {
     free(e->message);

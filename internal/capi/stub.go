@@ -28,6 +28,7 @@ const (
 	KindDist     = int(4)
 	KindNoSymbol = int(5)
 	KindTimeout  = int(6)
+	KindDevice   = int(7)
 )
 
 // Tags of the value stream of CallOp, as in gofsdp.h.
@@ -48,6 +49,8 @@ const (
 	TagComplex    = int64(13)
 	TagScalarList = int64(14)
 	TagStringList = int64(15)
+	TagStream     = int64(16)
+	TagStorage    = int64(17)
 )
 
 // Error is a failure reported by the library.
@@ -179,8 +182,8 @@ func HookPostAccumulate(t Handle, cb Callback) (int64, error) { return 0, errNoC
 func UnhookPostAccumulate(t Handle, id int64) error { return errNoCgo }
 
 // RecordFunction makes outputs the results of a node on inputs whose backward is cb (EventBackward) and which keeps
-// saved for it.
-func RecordFunction(cb Callback, inputs, outputs, saved []Handle) ([]Handle, error) {
+// saved for it. Outputs with a non-zero word in fixed never require grad. Messages call the node name.
+func RecordFunction(cb Callback, name string, inputs, outputs []Handle, fixed []int64, saved []Handle) ([]Handle, error) {
 	return nil, errNoCgo
 }
 
@@ -232,6 +235,7 @@ const (
 	EventPack
 	EventUnpack
 	EventPackRelease
+	EventFreeMemory
 )
 
 // Callback is a Go value that libtorch calls. It runs on the thread that runs backward, inside the C call that started
@@ -253,6 +257,100 @@ type PanicError struct {
 func (e *PanicError) Error() string {
 	return fmt.Sprintf("panic in a callback: %v\n%s", e.Value, e.Stack)
 }
+
+// Stream is a queue of work of a device. Device is its type and index, as in libtorch.
+type Stream struct {
+	Type, Index int
+	ID          int64
+}
+
+// Which stream GetStream gives.
+const (
+	CurrentStream = iota
+	DefaultStream
+	NewStream
+)
+
+// DeviceCount is the number of devices of a type, 0 where there is none for whatever reason.
+func DeviceCount(kind int) (int, error) { return 0, errNoCgo }
+
+// CheckDevice gives an error of KindDevice that says why a device does not exist, or nil. Index -1 is the current device.
+func CheckDevice(kind, index int) error { return errNoCgo }
+
+// ExchangeDevice makes a device the current one of this thread (-1: only read) and returns the index of the one before.
+func ExchangeDevice(kind, index int) (int, error) { return 0, errNoCgo }
+
+// SynchronizeDevice waits for everything that is queued on a device.
+func SynchronizeDevice(kind, index int) error { return errNoCgo }
+
+// DeviceMemoryStats gives the counts of the device's caching allocator; see gf_device_memory_stats for the order.
+func DeviceMemoryStats(kind, index int) (out [10]int64, err error) { return 0, errNoCgo }
+
+// ResetDevicePeak starts new peaks of DeviceMemoryStats.
+func ResetDevicePeak(kind, index int) error { return errNoCgo }
+
+// DeviceMemoryInfo gives the free and the total bytes of a device.
+func DeviceMemoryInfo(kind, index int) (free, total int64, err error) { return 0, 0, errNoCgo }
+
+// EmptyDeviceCache gives memory that a type of device caches back, and pinned memory of the host.
+func EmptyDeviceCache(kind int) error { return errNoCgo }
+
+// GetStream gives a stream of a device; priority counts for NewStream, lower is more urgent.
+func GetStream(kind, index, which, priority int) (Stream, error) { return 0, errNoCgo }
+
+// ExchangeStream makes a stream the current one of its device on this thread and returns the one before.
+func ExchangeStream(s Stream) (Stream, error) { return 0, errNoCgo }
+
+// QueryStream tells whether everything that was queued on a stream is done.
+func QueryStream(s Stream) (bool, error) { return false, errNoCgo }
+
+// SynchronizeStream waits for everything that is queued on a stream.
+func SynchronizeStream(s Stream) error { return errNoCgo }
+
+// NativeStream is the backend's own handle of a stream, a cudaStream_t.
+func NativeStream(s Stream) (uintptr, error) { return 0, errNoCgo }
+
+// NewEvent makes an event of a type of device.
+func NewEvent(kind int, timing bool) (Handle, error) { return 0, errNoCgo }
+
+// FreeEvent releases an event.
+func FreeEvent(e Handle) {}
+
+// RecordEvent queues an event on a stream.
+func RecordEvent(e Handle, s Stream) error { return errNoCgo }
+
+// BlockOnEvent makes what is queued on a stream from now on wait for an event.
+func BlockOnEvent(e Handle, s Stream) error { return errNoCgo }
+
+// QueryEvent tells whether an event has passed.
+func QueryEvent(e Handle) (bool, error) { return false, errNoCgo }
+
+// SynchronizeEvent waits for an event.
+func SynchronizeEvent(e Handle) error { return errNoCgo }
+
+// ElapsedEvents is the time from event a to event b in nanoseconds.
+func ElapsedEvents(a, b Handle) (int64, error) { return 0, errNoCgo }
+
+// RecordStream keeps a tensor's memory from being used again before what is queued on a stream is done.
+func RecordStream(t Handle, s Stream) error { return errNoCgo }
+
+// NewGeneratorOn makes a generator of a device's own kind.
+func NewGeneratorOn(kind, index int, seed int64) (Handle, error) { return 0, errNoCgo }
+
+// DefaultGenerator is the process's own generator of a device; the CPU's for type 0.
+func DefaultGenerator(kind, index int) (Handle, error) { return 0, errNoCgo }
+
+// GeneratorSeed is the seed with which a generator started.
+func GeneratorSeed(g Handle) (int64, error) { return 0, errNoCgo }
+
+// SetMemoryLimit bounds the live bytes of CPU tensors (0: no bound) and returns the bound before.
+func SetMemoryLimit(bytes int64) (int64, error) { return 0, errNoCgo }
+
+// Load says that there is no cgo.
+func Load() error { return errNoCgo }
+
+// TestLowMemory runs the callback of LowMemory as the CUDA allocator would, through libtorch's registry.
+func TestLowMemory() (bool, error) { return false, errNoCgo }
 
 // TCPStore opens c10d's TCPStore: as the server, or as a client of host:port. With world > 0 it waits for that many
 // ranks to connect. Port 0 lets the server choose.
@@ -292,16 +390,17 @@ const (
 	ReduceMax = 4
 )
 
-// NewGloo connects a Gloo process group through store. host chooses the network interface; empty is the default one.
-func NewGloo(store Handle, rank, world int, timeoutMS int64, host string) (Handle, error) {
+// NewGloo connects a Gloo process group through store. connectMS bounds the connecting, timeoutMS every wait of a
+// collective for a peer. host chooses the network interface; empty is the default one.
+func NewGloo(store Handle, rank, world int, connectMS, timeoutMS int64, host string) (Handle, error) {
 	return 0, errNoCgo
 }
 
 // FreeGroup closes a process group.
 func FreeGroup(pg Handle) {}
 
-// AbortGroup cancels the group's running work.
-func AbortGroup(pg Handle) error { return errNoCgo }
+// AbortGroup fails the group's running and later work; false means that this is not possible.
+func AbortGroup(pg Handle) (bool, error) { return false, errNoCgo }
 
 // AllGather starts gathering in of every rank into out, in rank order.
 func AllGather(pg, out, in Handle) (Handle, error) { return 0, errNoCgo }
@@ -344,8 +443,21 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
-	return "capi: " + libraryName + " could not be loaded; run `make build` (or `gofsdp setup`), or set GOFSDP_LIB\n  " +
+	return "capi: " + libraryName + " could not be loaded; run " + setupCommand() + ", or set GOFSDP_LIB\n  " +
 		strings.Join(e.Tried, "\n  ")
+}
+
+// VersionError says that the library was built for another libtorch than the one that it would run with.
+type VersionError struct {
+	Library  string // libgofsdp.so
+	Expected string // the libtorch that it was built for, such as 2.13.0
+	Torch    string // the libtorch_cpu.so that is there
+	Found    string // its version
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("capi: %s was built for libtorch %s, and found libtorch %s (%s): run %s to build it anew, "+
+		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch, setupCommand())
 }
 
 // Load says that there is no cgo.

@@ -52,7 +52,7 @@ import (
 var errNoCgo = errors.New("capi: this program was built without cgo, which tensors need: build it with CGO_ENABLED=1 and a C compiler")
 `)
 	fset := token.NewFileSet()
-	for _, name := range []string{"capi.go", "callbacks.go", "dist.go", "load.go"} {
+	for _, name := range []string{"capi.go", "callbacks.go", "device.go", "dist.go", "load.go"} {
 		file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
 		require.NoError(t, err)
 		for _, decl := range file.Decls {

@@ -100,7 +100,8 @@ func installedVersion() (string, error) {
 		return "", err
 	}
 	first, _, _ := strings.Cut(text, "\n")
-	return strings.TrimPrefix(first, "built "), nil
+	built, _, _ := strings.Cut(strings.TrimPrefix(first, "built "), ",")
+	return built, nil
 }
 
 // parseAll reads a list of schemas. Lines that begin with "#" are comments.

@@ -50,13 +50,6 @@ func TestEveryOperatorHasAFunction(t *testing.T) {
 		"aten::quantized_gru.input: an argument of type __torch__.torch.classes.rnn.CellParamsBase[]",
 		"aten::quantized_lstm.data: an argument of type __torch__.torch.classes.rnn.CellParamsBase[]",
 		"aten::quantized_lstm.input: an argument of type __torch__.torch.classes.rnn.CellParamsBase[]",
-		"aten::record_stream: an argument of type Stream",
-		"aten::set.source_Storage: an argument of type Storage",
-		"aten::set.source_Storage_out: an argument of type Storage",
-		"aten::set.source_Storage_storage_offset: an argument of type Storage",
-		"aten::set.source_Storage_storage_offset_out: an argument of type Storage",
-		"aten::set_.source_Storage: an argument of type Storage",
-		"aten::set_.source_Storage_storage_offset: an argument of type Storage",
 	}, skipped)
 }
 

@@ -35,6 +35,8 @@ var kinds = map[string]kind{
 	"MemoryFormat": {typ: "torch.MemoryFormat", pass: "MemoryFormat", passOpt: "OptMemoryFormat", zero: "none"},
 	"Device":       {typ: "torch.Device", pass: "Device", passOpt: "OptDevice", read: "Device", zero: "none"},
 	"Generator":    {typ: "*torch.Generator", pass: "OptGenerator", passOpt: "OptGenerator"},
+	"Stream":       {typ: "torch.Stream", pass: "Stream", zero: "none"},
+	"Storage":      {typ: "torch.Storage", pass: "Storage", zero: "none"},
 }
 
 // hasNil tells whether the Go type has a nil of its own.

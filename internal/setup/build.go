@@ -3,6 +3,7 @@ package setup
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // build configures and builds the shim, and returns the path of libgofsdp.so. Where everything is up to date,
@@ -32,6 +34,10 @@ func (o *Options) build(ctx context.Context, torch State) (string, error) {
 	}
 
 	configure := []string{"-S", o.Module, "-B", dir, "-DGOFSDP_TORCH_DIR=" + torch.TorchDir}
+	fromCache := strings.HasPrefix(dir, o.Cache+string(filepath.Separator))
+	if fromCache {
+		configure = append(configure, "-DGOFSDP_TESTS=OFF")
+	}
 	if o.Werror {
 		configure = append(configure, "-DGOFSDP_WERROR=ON")
 	}
@@ -48,35 +54,47 @@ func (o *Options) build(ctx context.Context, torch State) (string, error) {
 	if _, err := os.Stat(library); err != nil {
 		return "", fmt.Errorf("cmake built no library: %w", err)
 	}
-	if strings.HasPrefix(dir, o.Cache+string(filepath.Separator)) && !o.ASan {
+	if fromCache && o.BuildDir == "" && !o.ASan {
 		return library, o.publish(library)
 	}
 	return library, nil
 }
 
-// buildDir chooses where to build: in the module, or, if the module lies in Go's read-only module cache, in our
-// cache under a name that tells the versions of the module and of libtorch.
+// buildDir chooses where to build: in the sources, or, if those are read-only as in Go's module cache, in our cache
+// under a name that tells the versions of the module and of libtorch.
 func (o *Options) buildDir(torch State) (string, error) {
 	if o.BuildDir != "" {
 		return filepath.Abs(o.BuildDir)
 	}
-	if strings.Contains(filepath.Base(o.Module), "@") {
-		return filepath.Join(o.Cache, "build", filepath.Base(o.Module)+"-torch"+torch.TorchVersion), nil
+	name := filepath.Base(o.Module)
+	if !strings.Contains(name, "@") {
+		dir := filepath.Join(o.Module, "build")
+		if os.MkdirAll(dir, 0o755) == nil && syscall.Access(dir, 2) == nil { // W_OK
+			return dir, nil
+		}
+		name += fmt.Sprintf("-%x", sha256.Sum256([]byte(o.Module)))[:9]
 	}
-	return filepath.Join(o.Module, "build"), nil
+	return filepath.Join(o.Cache, "build", name+"-torch"+torch.TorchVersion), nil
 }
 
-// publish makes a library that was built outside of a module's own folder the one that programs find in the cache.
+// publish makes a library that was built in the cache the one that programs find: those with this version of the module,
+// and those that do not know theirs.
 func (o *Options) publish(library string) error {
 	lib := filepath.Join(o.Cache, "lib")
-	if err := os.MkdirAll(lib, 0o755); err != nil {
-		return err
+	for _, dir := range []string{filepath.Join(lib, filepath.Base(o.Module)), lib} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		temp := filepath.Join(dir, fmt.Sprintf(".libgofsdp-%d.so", os.Getpid()))
+		_ = os.Remove(temp) // left by a process of this number that was killed
+		if err := os.Symlink(library, temp); err != nil {
+			return err
+		}
+		if err := os.Rename(temp, filepath.Join(dir, "libgofsdp.so")); err != nil {
+			return err
+		}
 	}
-	temp := filepath.Join(lib, fmt.Sprintf(".libgofsdp-%d.so", os.Getpid()))
-	if err := os.Symlink(library, temp); err != nil {
-		return err
-	}
-	return os.Rename(temp, filepath.Join(lib, "libgofsdp.so"))
+	return nil
 }
 
 // forgetMoved removes CMake's memory of a build folder that was copied here from elsewhere: CMake refuses it.

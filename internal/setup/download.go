@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 )
@@ -20,8 +21,8 @@ const (
 	cudaDisk = 9 << 30
 )
 
-// install downloads the wheels, checks them, and unpacks them to home with one rename at the end.
-func (o *Options) install(ctx context.Context, wheels []wheel, home string, cuda bool) error {
+// install downloads the wheels, checks them, and unpacks them to o.home() with one rename at the end.
+func (o *Options) install(ctx context.Context, wheels []wheel, cuda bool) error {
 	if err := checkTools(ctx, o.downloadTools()); err != nil {
 		return err
 	}
@@ -38,12 +39,12 @@ func (o *Options) install(ctx context.Context, wheels []wheel, home string, cuda
 			return err
 		}
 	}
-	fmt.Fprintf(o.Out, "downloading libtorch %s into %s\n", TorchVersion, o.Cache)
+	fmt.Fprintf(o.Out, "downloading libtorch %s into %s\n", o.TorchVersion, o.Cache)
 	files, err := o.download(ctx, wheels, downloads)
 	if err != nil {
 		return err
 	}
-	if err := o.unpackAll(ctx, wheels, files, home, cuda); err != nil {
+	if err := o.unpackAll(ctx, wheels, files, cuda); err != nil {
 		return err
 	}
 	if !o.KeepWheels {
@@ -62,7 +63,7 @@ func (o *Options) download(ctx context.Context, wheels []wheel, dir string) ([]s
 	defer os.RemoveAll(temp)
 	var requirements strings.Builder
 	for _, w := range wheels {
-		fmt.Fprintf(&requirements, "%s==%s --hash=sha256:%s\n", w.name, w.version, w.sha256)
+		fmt.Fprintf(&requirements, "%s==%s --hash=sha256:%s\n", w.Name, w.Version, w.SHA256)
 	}
 	list := filepath.Join(temp, "requirements.txt")
 	if err := os.WriteFile(list, []byte(requirements.String()), 0o644); err != nil {
@@ -72,7 +73,7 @@ func (o *Options) download(ctx context.Context, wheels []wheel, dir string) ([]s
 	args = append(args, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check",
 		"--require-hashes", "--requirement", list, "--dest", dir,
 		"--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none")
-	for _, tag := range pipPlatforms() {
+	for _, tag := range pipPlatforms(runtime.GOARCH) {
 		args = append(args, "--platform", tag)
 	}
 	if o.Wheels != "" {
@@ -106,23 +107,23 @@ func (o *Options) download(ctx context.Context, wheels []wheel, dir string) ([]s
 
 // findWheel returns the file of w in dir. A file that is not the pinned one is removed.
 func findWheel(ctx context.Context, dir string, w wheel) (string, error) {
-	name := strings.ReplaceAll(w.name, "-", "_") + "-" + w.version
+	name := strings.ReplaceAll(w.Name, "-", "_") + "-" + w.Version
 	found, err := filepath.Glob(filepath.Join(dir, name+"-*.whl"))
 	if err != nil {
 		return "", err
 	}
-	err = fmt.Errorf("pip downloaded no file for %s==%s into %s", w.name, w.version, dir)
+	err = fmt.Errorf("pip downloaded no file for %s==%s into %s", w.Name, w.Version, dir)
 	for _, file := range found {
 		sum, sumErr := sumFile(ctx, file)
 		if sumErr != nil {
 			return "", sumErr
 		}
-		if sum == w.sha256 {
+		if sum == w.SHA256 {
 			return file, nil
 		}
 		os.Remove(file)
 		err = fmt.Errorf("%s has SHA-256 %s, want %s; the file was removed: run gofsdp setup again, and if that "+
-			"repeats, look at the package index or the mirror that pip is configured for", filepath.Base(file), sum, w.sha256)
+			"repeats, look at the package index or the mirror that pip is configured for", filepath.Base(file), sum, w.SHA256)
 	}
 	return "", err
 }
@@ -153,13 +154,17 @@ func pipError(err error, output string) error {
 	case has("no module named pip"):
 		hint = "python3 has no pip: " + aptCommand([]string{"python3-pip"})
 	}
-	last := ""
+	last, details := "", ""
 	for line := range strings.Lines(output) {
-		if s := strings.TrimSpace(line); strings.HasPrefix(s, "ERROR:") || last == "" && s != "" {
-			last = s
+		s := strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(s, "ERROR:") || last == "" && s != "":
+			last, details = s, ""
+		case strings.Contains(s, " from ") || strings.HasPrefix(s, "Expected ") || strings.HasPrefix(s, "Got "): // of a wrong hash
+			details += " " + s
 		}
 	}
-	return fmt.Errorf("pip download: %w: %s (%s)", err, last, hint)
+	return fmt.Errorf("pip download: %w: %s%s (%s)", err, last, details, hint)
 }
 
 // keepPipLine keeps pip's announcements of downloads, with their sizes, and its errors.

@@ -4,24 +4,45 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"strconv"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/atomicfile"
 )
 
 // ModulePath is the Go module that holds the C++ sources.
 const ModulePath = "github.com/gofsdp/gofsdp"
 
-// TorchVersion is the libtorch that is downloaded.
+// TorchVersion is the libtorch that is downloaded unless another one is asked for.
 const TorchVersion = "2.13.0"
 
 // The versions of libtorch that gofsdp is built and tested against: [minMinor, maxMinor] of major version 2.
 const minMinor, maxMinor = 11, 13
+
+// IgnoreVersionEnv names the environment variable that, set to 1, lets a libtorch pass whose version is not the expected
+// one. internal/capi and cmake/FindLibtorch.cmake know it too.
+const IgnoreVersionEnv = "GOFSDP_IGNORE_TORCH_VERSION"
+
+// checkSupported says which versions are expected and which was found, unless IgnoreVersionEnv is set.
+func checkSupported(version, where string) error {
+	parts := strings.Split(version, ".")
+	if len(parts) >= 2 && parts[0] == "2" {
+		if minor, err := strconv.Atoi(parts[1]); err == nil && minMinor <= minor && minor <= maxMinor {
+			return nil
+		}
+	}
+	if os.Getenv(IgnoreVersionEnv) == "1" {
+		return nil
+	}
+	return fmt.Errorf("libtorch %s %s: gofsdp supports 2.%d to 2.%d; set %s=1 to try it all the same",
+		version, where, minMinor, maxMinor, IgnoreVersionEnv)
+}
 
 // State is where things are, as the last set-up left it; it is kept in <cache>/setup.json.
 type State struct {
@@ -64,28 +85,31 @@ func ReadState(cache string) (State, error) {
 	return state, nil
 }
 
-func (s State) write(cache string) error {
-	data, err := json.MarshalIndent(s, "", "  ")
+func (s State) write(cache string) error { return writeJSON(filepath.Join(cache, "setup.json"), s) }
+
+// writeJSON writes a file that others see whole or not at all, and makes its folder.
+func writeJSON(path string, value any) error {
+	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(cache, "setup-*.json")
+	f, err := atomicfile.Create(path)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temp.Name())
-	_, err = temp.Write(append(data, '\n'))
-	if err := errors.Join(err, temp.Close()); err != nil {
+	if _, err := f.Write(append(data, '\n')); err != nil {
+		f.Abort()
 		return err
 	}
-	return os.Rename(temp.Name(), filepath.Join(cache, "setup.json"))
+	return f.Commit()
 }
 
-// moduleRoot finds gofsdp's sources: upwards from the working directory, or as a dependency of the module there.
-func moduleRoot() (string, error) {
+// moduleRoot finds gofsdp's sources: upwards from the working directory, as a dependency of the module there, or, for a
+// program that `go install` built, by the version that it carries.
+func moduleRoot(ctx context.Context) (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
@@ -99,12 +123,34 @@ func moduleRoot() (string, error) {
 			break
 		}
 	}
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", ModulePath).Output()
-	if root := strings.TrimSpace(string(out)); err == nil && root != "" {
+	// Not from a vendor folder: that one holds packages of Go only. Where go.mod names the module but the module cache lacks
+	// it, the second command fetches it.
+	if root := goModuleDir(ctx, "list", "-mod=readonly", "-m", "-json", ModulePath); root != "" {
 		return root, nil
+	}
+	if root := goModuleDir(ctx, "mod", "download", "-json", ModulePath); root != "" {
+		return root, nil
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == ModulePath && strings.HasPrefix(info.Main.Version, "v") {
+		if root := goModuleDir(ctx, "mod", "download", "-json", ModulePath+"@"+info.Main.Version); root != "" {
+			return root, nil
+		}
 	}
 	return "", fmt.Errorf("the sources of %s are not around %s and no dependency of its module; "+
 		"run this in a clone, or in a module after go get %s", ModulePath, dir, ModulePath)
+}
+
+// goModuleDir runs a go command that describes a module in JSON, and returns its folder or "".
+func goModuleDir(ctx context.Context, args ...string) string {
+	out, err := exec.CommandContext(ctx, "go", args...).Output()
+	if err != nil {
+		return ""
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return ""
+	}
+	return module.Dir
 }
 
 // inspectTorch reads the version of the libtorch in dir: a Python installation's torch folder or an unpacked
@@ -123,10 +169,8 @@ func inspectTorch(dir string) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	parts := strings.Split(version, ".")
-	minor, err := strconv.Atoi(parts[1])
-	if parts[0] != "2" || err != nil || minor < minMinor || minor > maxMinor {
-		return State{}, fmt.Errorf("libtorch %s in %s: gofsdp supports 2.%d to 2.%d", version, dir, minMinor, maxMinor)
+	if err := checkSupported(version, "in "+dir); err != nil {
+		return State{}, err
 	}
 	_, err = os.Stat(filepath.Join(dir, "lib/libtorch_cuda.so"))
 	return State{TorchDir: dir, TorchVersion: version, CUDA: err == nil}, nil

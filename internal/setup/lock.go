@@ -16,7 +16,7 @@ import (
 // process dies, so there is no stale lock to clean up; the file stays.
 func lock(ctx context.Context, path string, out io.Writer) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("lock: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -41,7 +41,7 @@ func (o *Options) downloadTools() []Tool {
 
 // Tools reports on every program that set-up may need.
 func Tools(ctx context.Context) []Tool {
-	o := Options{pip: []string{"python3", "-m", "pip"}}
+	o := Options{pip: defaultPip()}
 	tools := append(buildTools(), o.downloadTools()...)
 	for i := range tools {
 		tools[i].Version, tools[i].Err = tools[i].check(ctx)

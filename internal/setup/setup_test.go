@@ -49,7 +49,7 @@ func makeWheel(t *testing.T, dir, name, version string, files map[string]string)
 	file := strings.ReplaceAll(name, "-", "_") + "-" + version + "-py3-none-any.whl"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, file), buf.Bytes(), 0o644))
 	sum := sha256.Sum256(buf.Bytes())
-	return wheel{name: name, version: version, sha256: hex.EncodeToString(sum[:])}
+	return wheel{Name: name, Version: version, SHA256: hex.EncodeToString(sum[:]), Size: int64(buf.Len())}
 }
 
 // fakePip is a program that "downloads" the wheels of a folder, and counts its runs in that folder.
@@ -74,7 +74,7 @@ func fixture(t *testing.T) (o Options, index string, out *bytes.Buffer) {
 			"nvidia/cu13/lib/libnvperf_host.so": "perf", "nvidia/cu13/include/cuda.h": "h"}),
 	}
 	t.Setenv("GOFSDP_TORCH_DIR", "")
-	require.NoError(t, o.fill())
+	require.NoError(t, o.fill(t.Context()))
 	return o, index, out
 }
 
@@ -104,6 +104,7 @@ func TestDownloadsOnceAndUnpacksWhatIsNeeded(t *testing.T) {
 		"libtorch/2.13.0/torch/lib/libc10.so",
 		"libtorch/2.13.0/torch/lib/libtorch_cpu.so",
 		"libtorch/2.13.0/torchgen/packaged/ATen/native/native_functions.yaml",
+		"libtorch/2.13.0/wheels.json",
 	}, sortLockFirst(tree(t, o.Cache)), "no wheel, no temporary folder, no Python, no CUDA is left")
 	require.Contains(t, out.String(), "Downloading a wheel")
 	require.Contains(t, out.String(), "unpacking torch 2.13.0 (")
@@ -170,10 +171,11 @@ func TestFailuresLeaveNothingAndSayWhatToDo(t *testing.T) {
 		change func(o *Options, index string)
 		want   string
 	}{
-		"hash": {func(o *Options, _ string) { o.wheels[0].sha256 = strings.Repeat("0", 64) }, "has SHA-256"},
+		"hash": {func(o *Options, _ string) { o.wheels[0].SHA256 = strings.Repeat("0", 64) }, "has SHA-256"},
 		"hash, found by pip": {func(o *Options, _ string) {
-			o.pip = pip("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.")
-		}, "not the pinned file"},
+			o.pip = pip("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n    torch==2.13.0 from file:///w.whl:\n" +
+				"        Expected sha256 60fc\n             Got        1234")
+		}, "torch==2.13.0 from file:///w.whl: Expected sha256 60fc Got        1234 (a download is not the pinned file"},
 		"network": {func(o *Options, _ string) {
 			o.pip = pip("ERROR: Max retries exceeded: Temporary failure in name resolution")
 		}, "check the network"},
@@ -187,7 +189,7 @@ func TestFailuresLeaveNothingAndSayWhatToDo(t *testing.T) {
 		"not a wheel": {func(o *Options, index string) {
 			require.NoError(t, os.WriteFile(filepath.Join(index, "torch-2.13.0-py3-none-any.whl"), []byte("text"), 0o644))
 			sum := sha256.Sum256([]byte("text"))
-			o.wheels[0].sha256 = hex.EncodeToString(sum[:])
+			o.wheels[0].SHA256 = hex.EncodeToString(sum[:])
 		}, "not a valid zip file"},
 		"a path out of the folder": {func(o *Options, index string) {
 			files := torchFiles()
@@ -273,7 +275,7 @@ func TestTorchDirIsUsedAndChecked(t *testing.T) {
 	require.ErrorContains(t, err, "GOFSDP_TORCH_DIR")
 	require.NoFileExists(t, filepath.Join(index, "runs"))
 	o.CUDA = "maybe"
-	require.ErrorContains(t, o.fill(), "cuda")
+	require.ErrorContains(t, o.fill(t.Context()), "cuda")
 }
 
 func TestStateIsReadBack(t *testing.T) {
@@ -290,20 +292,6 @@ func TestStateIsReadBack(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(cache, "setup.json"), []byte("{"), 0o644))
 	_, err = ReadState("")
 	require.ErrorContains(t, err, "run gofsdp setup again")
-}
-
-func TestPinnedWheels(t *testing.T) {
-	cpu, err := pinnedWheels(false)
-	require.NoError(t, err)
-	require.Len(t, cpu, 3)
-	all, err := pinnedWheels(true)
-	require.NoError(t, err)
-	require.Len(t, all, len(pinned))
-	for _, w := range pinned {
-		require.Regexp(t, "^[0-9a-f]{64}$", w.amd64, w.name)
-		require.Regexp(t, "^[0-9a-f]{64}$", w.arm64, w.name)
-		require.NotEqual(t, w.amd64, w.arm64, w.name)
-	}
 }
 
 func TestMissingToolsAreNamedTogether(t *testing.T) {
@@ -368,11 +356,11 @@ func TestBuildDirAndMovedBuild(t *testing.T) {
 }
 
 func TestModuleRoot(t *testing.T) {
-	root, err := moduleRoot()
+	root, err := moduleRoot(t.Context())
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(root, "go.mod"))
 	require.FileExists(t, filepath.Join(root, "CMakeLists.txt"))
 	t.Chdir(t.TempDir())
-	_, err = moduleRoot()
+	_, err = moduleRoot(t.Context())
 	require.ErrorContains(t, err, "go get "+ModulePath)
 }

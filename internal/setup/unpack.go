@@ -12,7 +12,8 @@ import (
 
 // unpackAll unpacks the wheels side by side, which is how their libraries find each other, into a temporary
 // folder that becomes home by a rename.
-func (o *Options) unpackAll(ctx context.Context, wheels []wheel, files []string, home string, cuda bool) error {
+func (o *Options) unpackAll(ctx context.Context, wheels []wheel, files []string, cuda bool) error {
+	home := o.home()
 	parent := filepath.Dir(home)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return err
@@ -26,7 +27,7 @@ func (o *Options) unpackAll(ctx context.Context, wheels []wheel, files []string,
 		return err
 	}
 	for i, file := range files {
-		label := fmt.Sprintf("unpacking %s %s", wheels[i].name, wheels[i].version)
+		label := fmt.Sprintf("unpacking %s %s", wheels[i].Name, wheels[i].Version)
 		if err := unpack(ctx, file, temp, cuda, newProgress(o.Out, label)); err != nil {
 			return diskError(fmt.Errorf("unpack %s: %w", filepath.Base(file), err))
 		}
@@ -36,6 +37,9 @@ func (o *Options) unpackAll(ctx context.Context, wheels []wheel, files []string,
 	}
 	if _, err := inspectTorch(filepath.Join(temp, "torch")); err != nil {
 		return fmt.Errorf("what was unpacked: %w", err)
+	}
+	if err := writeJSON(filepath.Join(temp, installedFile), installed{CUDA: cuda, Wheels: wheels}); err != nil {
+		return diskError(err)
 	}
 	// A folder that is there lacks something (CUDA, or it was left by hand): it makes way.
 	old := temp + "-old"

@@ -6,10 +6,8 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 
 	"github.com/gofsdp/gofsdp/internal/atomicfile"
@@ -74,14 +72,6 @@ func run(ctx context.Context, ggufPath, outDir string, o Options) (err error) {
 	if !ok {
 		return fmt.Errorf("dtype %q is not known (have bf16, f16, f32)", o.DType)
 	}
-	if outDir, err = filepath.Abs(outDir); err != nil {
-		return err
-	}
-	if entries, err := os.ReadDir(outDir); err == nil && len(entries) > 0 {
-		return fmt.Errorf("the folder %s is not empty", outDir)
-	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
 	f, err := gguf.Open(ggufPath)
 	if err != nil {
 		return err
@@ -98,18 +88,12 @@ func run(ctx context.Context, ggufPath, outDir string, o Options) (err error) {
 	defer m.Close()
 	m.Config.DType = to.torch
 
-	parent := filepath.Dir(outDir)
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return err
-	}
-	tmp, err := os.MkdirTemp(parent, "."+filepath.Base(outDir)+".tmp-*")
+	folder, err := modelio.CreateFolder(outDir)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
-	if err := os.Chmod(tmp, 0o755); err != nil {
-		return err
-	}
+	defer folder.Abort()
+	tmp := folder.Dir()
 	if err := writeWeights(ctx, tmp, m, to, o); err != nil {
 		return err
 	}
@@ -131,13 +115,7 @@ func run(ctx context.Context, ggufPath, outDir string, o Options) (err error) {
 	if err := modelio.WriteConfig(tmp, m.Config); err != nil {
 		return err
 	}
-	if err := os.Remove(outDir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if err := os.Rename(tmp, outDir); err != nil {
-		return err
-	}
-	return atomicfile.SyncDir(parent)
+	return folder.Commit()
 }
 
 func generationConfig(c *modelio.Config) []byte {

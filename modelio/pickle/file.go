@@ -41,9 +41,15 @@ func Open(path string) (*File, error) {
 }
 
 // Parse reads a file that is already in memory; name stands for the path in errors.
-func Parse(name string, data []byte) (*File, error) {
+func Parse(name string, data []byte) (*File, error) { return parse(name, data, false) }
+
+// ParseModule is Parse, and accepts TorchScript archives too, among them those of C++'s torch::save. Of an archive's modules it
+// reads the attributes, as a *Dict each; their code is neither read nor run.
+func ParseModule(name string, data []byte) (*File, error) { return parse(name, data, true) }
+
+func parse(name string, data []byte, modules bool) (*File, error) {
 	f := &File{path: name, tensors: map[string]*Tensor{}}
-	if err := f.parse(data); err != nil {
+	if err := f.parse(data, modules); err != nil {
 		return nil, fmt.Errorf("pickle: %s: %w", name, err)
 	}
 	return f, nil
@@ -52,7 +58,7 @@ func Parse(name string, data []byte) (*File, error) {
 // magic is how files from before the zip format start: a pickled number.
 const magic = "\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
-func (f *File) parse(data []byte) error {
+func (f *File) parse(data []byte, modules bool) error {
 	switch {
 	case bytes.HasPrefix(data, []byte(magic)), len(data) > 262 && string(data[257:262]) == "ustar":
 		return ErrLegacy
@@ -63,7 +69,11 @@ func (f *File) parse(data []byte) error {
 	if err != nil {
 		return err
 	}
-	if a.has("constants.pkl") {
+	find := findGlobal
+	switch script := a.has("constants.pkl"); {
+	case script && modules:
+		find = findClass
+	case script:
 		return errors.New("this is a TorchScript program, not a file of weights: save the model's state_dict")
 	}
 	if order, err := a.bytes("byteorder"); err == nil && string(order) != "little" {
@@ -74,7 +84,7 @@ func (f *File) parse(data []byte) error {
 		return err
 	}
 	storages := map[string]*storage{}
-	m := machine{data: program, find: findGlobal, reduce: reduce,
+	m := machine{data: program, find: find, reduce: reduce,
 		pers: func(id any) (any, error) { return a.storage(id, storages) }}
 	if f.root, err = m.run(); err != nil {
 		return fmt.Errorf("data.pkl: %w", err)
@@ -240,7 +250,7 @@ func (a *archive) storage(id any, known map[string]*storage) (*storage, error) {
 	if !ok || len(t.Items) != 5 || t.Items[0] != any("storage") {
 		return nil, fmt.Errorf("a persistent id that is no storage: %s", describe(id))
 	}
-	kind, ok1 := t.Items[1].(global)
+	kind, ok1 := t.Items[1].(Global)
 	key, ok2 := t.Items[2].(string)
 	numel, ok3 := t.Items[4].(int64)
 	dtype := storageTypes[kind]

@@ -5,19 +5,20 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 )
 
 // storageTypes gives the dtype of torch's typed storages, in safetensors' names.
-var storageTypes = map[global]string{
+var storageTypes = map[Global]string{
 	"torch.DoubleStorage": "F64", "torch.FloatStorage": "F32", "torch.HalfStorage": "F16", "torch.BFloat16Storage": "BF16",
 	"torch.LongStorage": "I64", "torch.IntStorage": "I32", "torch.ShortStorage": "I16", "torch.CharStorage": "I8",
 	"torch.ByteStorage": "U8", "torch.BoolStorage": "BOOL", "torch.ComplexFloatStorage": "C64",
 }
 
 // dtypes gives torch's dtypes, which follow an untyped storage.
-var dtypes = map[global]string{
+var dtypes = map[Global]string{
 	"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.int64": "I64",
 	"torch.int32": "I32", "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8", "torch.bool": "BOOL",
 	"torch.uint16": "U16", "torch.uint32": "U32", "torch.uint64": "U64", "torch.complex64": "C64",
@@ -26,17 +27,17 @@ var dtypes = map[global]string{
 }
 
 const (
-	orderedDict      global = "collections.OrderedDict"
-	rebuildTensor    global = "torch._utils._rebuild_tensor_v2"
-	rebuildTensor3   global = "torch._utils._rebuild_tensor_v3"
-	rebuildParameter global = "torch._utils._rebuild_parameter"
-	untypedStorage   global = "torch.storage.UntypedStorage"
-	torchSize        global = "torch.Size"
+	orderedDict      Global = "collections.OrderedDict"
+	rebuildTensor    Global = "torch._utils._rebuild_tensor_v2"
+	rebuildTensor3   Global = "torch._utils._rebuild_tensor_v3"
+	rebuildParameter Global = "torch._utils._rebuild_parameter"
+	untypedStorage   Global = "torch.storage.UntypedStorage"
+	torchSize        Global = "torch.Size"
 )
 
 // findGlobal is the list of what a pickle may name.
-func findGlobal(module, name string) (global, error) {
-	g := global(module + "." + name)
+func findGlobal(module, name string) (Global, error) {
+	g := Global(module + "." + name)
 	switch g {
 	case orderedDict, rebuildTensor, rebuildTensor3, rebuildParameter, untypedStorage, torchSize:
 		return g, nil
@@ -48,6 +49,16 @@ func findGlobal(module, name string) (global, error) {
 		"save the model's state_dict, or convert it to safetensors", string(g))
 }
 
+// findClass is findGlobal for TorchScript archives, whose objects name their classes.
+func findClass(module, name string) (Global, error) {
+	if g := Global(module + "." + name); g.isClass() {
+		return g, nil
+	}
+	return findGlobal(module, name)
+}
+
+func (g Global) isClass() bool { return strings.HasPrefix(string(g), "__torch__.") }
+
 // storage is a block of bytes in the archive.
 type storage struct {
 	key   string
@@ -56,7 +67,7 @@ type storage struct {
 }
 
 // reduce calls an allowed global.
-func reduce(f global, args []any) (any, error) {
+func reduce(f Global, args []any) (any, error) {
 	switch f {
 	case orderedDict:
 		return newOrderedDict(args)
@@ -69,7 +80,11 @@ func reduce(f global, args []any) (any, error) {
 	case rebuildParameter:
 		if len(args) >= 1 {
 			if t, ok := args[0].(*Tensor); ok {
-				return t, nil
+				p := *t
+				if len(args) > 1 {
+					p.RequiresGrad = args[1] == any(true)
+				}
+				return &p, nil
 			}
 		}
 	case rebuildTensor:
@@ -78,11 +93,14 @@ func reduce(f global, args []any) (any, error) {
 		}
 	case rebuildTensor3:
 		if len(args) == 7 || len(args) == 8 {
-			if g, ok := args[6].(global); ok && dtypes[g] != "" {
+			if g, ok := args[6].(Global); ok && dtypes[g] != "" {
 				return newTensor(args, dtypes[g])
 			}
 		}
 	default:
+		if f.isClass() && len(args) == 0 {
+			return &Dict{object: true}, nil
+		}
 		return nil, errors.New("cannot be called")
 	}
 	return nil, fmt.Errorf("got %d arguments of unexpected types", len(args))
@@ -128,7 +146,7 @@ func newTensor(args []any, dtype string) (*Tensor, error) {
 	if dtype == "" || s.dtype != "" && s.dtype != dtype {
 		return nil, fmt.Errorf("storage %s is of dtype %q, the tensor of %q", s.key, s.dtype, dtype)
 	}
-	t := &Tensor{DType: dtype, Shape: shape, stride: stride, offset: offset, storage: s}
+	t := &Tensor{DType: dtype, Shape: shape, RequiresGrad: args[4] == any(true), stride: stride, offset: offset, storage: s}
 	t.width = int64(safetensors.BitsPerElement(dtype) / 8)
 	size, err := safetensors.ByteSize(dtype, shape)
 	if err != nil {

@@ -9,8 +9,11 @@ import (
 
 // Values that the machine makes. Python's None is nil; bool, int64, *big.Int, float64, string and []byte are Go's.
 type (
-	// Dict is a dict or an OrderedDict, in the order of the file.
-	Dict struct{ Items []Item }
+	// Dict is a dict or an OrderedDict, in the order of the file, or the attributes of an object of TorchScript.
+	Dict struct {
+		Items  []Item
+		object bool
+	}
 	// Item is an entry of a Dict.
 	Item struct{ Key, Value any }
 	// List is a list or a set.
@@ -29,8 +32,25 @@ func (d *Dict) Get(key string) (any, bool) {
 	return nil, false
 }
 
-// global is an allowed name.
-type global string
+// Global is a name of Python that a pickle refers to and that is allowed, such as "torch.float32".
+type Global string
+
+// Object is an instance of a class that Unpickle was told to know. Nothing of the class runs: what it was made from and
+// the state that it was given are kept as they are.
+type Object struct {
+	Class Global
+	Args  []any // of its constructor
+	State any   // mostly a *Dict of its attributes; nil if it has none
+}
+
+// Get gives an attribute of the object.
+func (o *Object) Get(name string) (any, bool) {
+	d, ok := o.State.(*Dict)
+	if !ok {
+		return nil, false
+	}
+	return d.Get(name)
+}
 
 type mark struct{}
 
@@ -95,8 +115,8 @@ type machine struct {
 	pos    int
 	stack  []any
 	memo   map[uint32]any
-	find   func(module, name string) (global, error)
-	reduce func(f global, args []any) (any, error)
+	find   func(module, name string) (Global, error)
+	reduce func(f Global, args []any) (any, error)
 	pers   func(id any) (any, error)
 }
 
@@ -286,7 +306,7 @@ func (m *machine) object(op byte) error {
 		return m.global(module, name)
 	case opReduce, opNewObj:
 		pair := m.popN(2)
-		f, ok := pair[0].(global)
+		f, ok := pair[0].(Global)
 		args, ok2 := pair[1].(*Tuple)
 		if !ok || !ok2 {
 			return fmt.Errorf("%s is called with %s", describe(pair[0]), describe(pair[1]))
@@ -296,10 +316,22 @@ func (m *machine) object(op byte) error {
 			return fmt.Errorf("%s: %w", f, err)
 		}
 		m.push(v)
-	case opBuild: // the attributes of an OrderedDict ("_metadata"), which carry no weights
-		m.pop()
-		if _, ok := m.top().(*Dict); !ok {
-			return fmt.Errorf("attributes for %s", describe(m.top()))
+	case opBuild:
+		state := m.pop()
+		switch target := m.top().(type) {
+		case *Object:
+			target.State = state
+		case *Dict: // the attributes of an OrderedDict ("_metadata") carry no weights, those of a module do
+			if !target.object {
+				break
+			}
+			d, ok := state.(*Dict)
+			if !ok {
+				return fmt.Errorf("the attributes of an object are %s", describe(state))
+			}
+			target.Items = d.Items
+		default:
+			return fmt.Errorf("attributes for %s", describe(target))
 		}
 	case opPersID:
 		v, err := m.pers(m.pop())
@@ -406,7 +438,7 @@ func describe(v any) string {
 	switch v := v.(type) {
 	case nil:
 		return "None"
-	case global:
+	case Global:
 		return string(v)
 	case *Dict:
 		return "a dict"
@@ -416,6 +448,8 @@ func describe(v any) string {
 		return "a tuple"
 	case *Tensor:
 		return "a tensor"
+	case *Object:
+		return "an object of class " + string(v.Class)
 	case string:
 		return fmt.Sprintf("the string %.60q", v)
 	}

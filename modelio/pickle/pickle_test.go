@@ -245,10 +245,12 @@ func FuzzParse(f *testing.F) {
 		require.NoError(f, err)
 		f.Add(data)
 	}
+	f.Add(archiveOf(f, zip.Store, entry{"m/data/0", "0123456789abcdef"}, entry{"m/data.pkl", scriptModule}, entry{"m/constants.pkl", ""}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file, err := Parse("f", data)
-		if err == nil {
-			readAll(t, file)
+		for _, parse := range []func(string, []byte) (*File, error){Parse, ParseModule} {
+			if file, err := parse("f", data); err == nil {
+				readAll(t, file)
+			}
 		}
 	})
 }
@@ -281,5 +283,44 @@ func readAll(t *testing.T, f *File) {
 		b, err := v.Bytes()
 		require.NoError(t, err)
 		require.EqualValues(t, v.NumElements()*v.width, len(b))
+	}
+}
+
+const scriptModule = "\x80\x02c__torch__\nModule\nq\x00)\x81}(X\x01\x00\x00\x000q\x01" + rebuild + "(" + id +
+	"K\x00(K\x02K\x02t(K\x02K\x01t\x88ccollections\nOrderedDict\n)RtRub."
+
+func TestParseModule(t *testing.T) {
+	archive := func(program string) []byte {
+		return archiveOf(t, zip.Store, entry{"m/data/0", "0123456789abcdef"}, entry{"m/data.pkl", program}, entry{"m/constants.pkl", "\x80\x02)."})
+	}
+	_, err := Parse("m.pt", archive(scriptModule))
+	require.ErrorContains(t, err, "TorchScript program")
+
+	f, err := ParseModule("m.pt", archive(scriptModule))
+	require.NoError(t, err)
+	require.Equal(t, []string{"0"}, f.Names())
+	v, err := f.Tensor("0")
+	require.NoError(t, err)
+	require.True(t, v.RequiresGrad)
+	b, err := v.Bytes()
+	require.NoError(t, err)
+	require.Equal(t, "0123456789abcdef", string(b))
+
+	_, err = ParseModule("m.pt", archive("\x80\x02c__torch__\nModule\n)\x81]b."))
+	require.ErrorContains(t, err, "the attributes of an object are a list")
+	_, err = ParseModule("m.pt", archive("\x80\x02c__torch__\nModule\nK\x01\x85\x81."))
+	require.ErrorContains(t, err, "cannot be called")
+	_, err = ParseModule("m.pt", archive("\x80\x02cos\nsystem\n)\x81."))
+	require.ErrorContains(t, err, `the pickle names "os.system", which is not allowed`)
+	_, err = Parse("m.pt", archiveOf(t, zip.Store, entry{"m/data/0", "0123456789abcdef"}, entry{"m/data.pkl", scriptModule}))
+	require.ErrorContains(t, err, `the pickle names "__torch__.Module", which is not allowed`)
+}
+
+func TestRequiresGradGolden(t *testing.T) {
+	f := open(t, "tensors.pt")
+	for name, want := range map[string]bool{"float32": false, "parameter": true} {
+		v, err := f.Tensor(name)
+		require.NoError(t, err)
+		require.Equal(t, want, v.RequiresGrad, name)
 	}
 }

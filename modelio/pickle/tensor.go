@@ -11,6 +11,9 @@ type Tensor struct {
 	DType string  // safetensors' name: "F32", "BF16", "I64", …
 	Shape []int64 // empty for a scalar
 
+	// RequiresGrad tells whether the tensor was a parameter, or marked for autograd.
+	RequiresGrad bool
+
 	stride     []int64 // in elements
 	offset     int64
 	width      int64 // bytes of an element

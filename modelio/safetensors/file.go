@@ -13,6 +13,7 @@ import (
 type File struct {
 	path   string
 	m      *mmap.Mapping
+	whole  []byte
 	data   []byte // tensor bytes only
 	header *header
 	index  map[string]int
@@ -49,7 +50,7 @@ func newFile(path string, data []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &File{path: path, data: data[h.dataStart:], header: h, index: make(map[string]int, len(h.entries))}
+	f := &File{path: path, whole: data, data: data[h.dataStart:], header: h, index: make(map[string]int, len(h.entries))}
 	for i, e := range h.entries {
 		f.index[e.name] = i
 	}
@@ -58,6 +59,17 @@ func newFile(path string, data []byte) (*File, error) {
 
 // Path gives the path that the file was opened with.
 func (f *File) Path() string { return f.path }
+
+// Bytes gives the whole file; nothing is read before it is touched.
+func (f *File) Bytes() []byte { return f.whole }
+
+// HeaderSize is the number of bytes before the first tensor's.
+func (f *File) HeaderSize() int64 { return f.header.dataStart }
+
+// Offset is where in the file the bytes of a view (or a part of them) begin.
+func (f *File) Offset(v View) int64 {
+	return int64(uintptr(unsafe.Pointer(unsafe.SliceData(v.Data))) - uintptr(unsafe.Pointer(unsafe.SliceData(f.whole))))
+}
 
 // Names lists the tensors in the order in which their bytes lie in the file.
 func (f *File) Names() []string {

@@ -27,6 +27,7 @@ type Writer struct {
 	path      string
 	f         *atomicfile.File
 	dataStart int64
+	head      []byte
 	entries   []entry
 	index     map[string]int
 
@@ -50,7 +51,7 @@ func Create(path string, specs []Spec, metadata []KV) (*Writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
 	}
-	w := &Writer{path: path, f: f, dataStart: int64(len(head)), entries: entries,
+	w := &Writer{path: path, f: f, dataStart: int64(len(head)), head: head, entries: entries,
 		index: make(map[string]int, len(entries)), written: make([]coverage, len(entries))}
 	size := w.dataStart
 	for i, e := range entries {
@@ -147,6 +148,18 @@ func quote(s string) string {
 	enc.SetEscapeHTML(false)
 	_ = enc.Encode(s) // a string cannot fail
 	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// Header gives the bytes before the first tensor's.
+func (w *Writer) Header() []byte { return w.head }
+
+// Names lists the tensors in the order in which their bytes lie in the file, without gaps, after the header.
+func (w *Writer) Names() []string {
+	names := make([]string, len(w.entries))
+	for i, e := range w.entries {
+		names[i] = e.name
+	}
+	return names
 }
 
 // Write writes the whole of the named tensor.

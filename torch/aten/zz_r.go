@@ -631,6 +631,13 @@ func ReciprocalInPlace(self *torch.Tensor) *torch.Tensor {
 	return self
 }
 
+var opRecordStream = torch.Op{Name: "aten::record_stream", Args: "self,s"}
+
+// RecordStream runs aten::record_stream(Tensor(a!) self, Stream s) -> ()
+func RecordStream(self *torch.Tensor, s torch.Stream) {
+	opRecordStream.Begin().T(self).Stream(s).Drop()
+}
+
 var opReflectionPad1d = torch.Op{Name: "aten::reflection_pad1d", Args: "self,padding"}
 
 // ReflectionPad1d runs aten::reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor

@@ -351,6 +351,45 @@ func SetOut(self, out *torch.Tensor) *torch.Tensor {
 	return out
 }
 
+var opSetSourceStorage = torch.Op{Name: "aten::set", Overload: "source_Storage", Args: "self,source"}
+
+// SetSourceStorage runs aten::set.source_Storage(Tensor self, Storage source) -> Tensor
+func SetSourceStorage(self *torch.Tensor, source torch.Storage) *torch.Tensor {
+	return opSetSourceStorage.Begin().T(self).Storage(source).Tensor()
+}
+
+var opSetSourceStorageOut = torch.Op{Name: "aten::set", Overload: "source_Storage_out", Args: "self,source,out"}
+
+// SetSourceStorageOut runs aten::set.source_Storage_out(Tensor self, Storage source, *, Tensor(a!) out) -> Tensor(a!)
+func SetSourceStorageOut(self *torch.Tensor, source torch.Storage, out *torch.Tensor) *torch.Tensor {
+	opSetSourceStorageOut.Begin().T(self).Storage(source).T(out).Drop()
+	return out
+}
+
+// SetOptions are the optional arguments of SetSourceStorageStorageOffset, SetSourceStorageStorageOffsetOut, SetInPlaceSourceStorageStorageOffset and SetInPlaceSourceTensorStorageOffset.
+type SetOptions struct {
+	Stride []int64 // default: []
+}
+
+var opSetSourceStorageStorageOffset = torch.Op{Name: "aten::set", Overload: "source_Storage_storage_offset", Args: "self,source,storage_offset,size,stride"}
+
+// SetSourceStorageStorageOffset runs aten::set.source_Storage_storage_offset(Tensor self, Storage source, SymInt storage_offset, SymInt[] size, SymInt[] stride=[]) -> Tensor
+func SetSourceStorageStorageOffset(self *torch.Tensor, source torch.Storage, storageOffset int64, size []int64, opts ...SetOptions) *torch.Tensor {
+	o := first(opts)
+	return opSetSourceStorageStorageOffset.Begin().T(self).Storage(source).Int(storageOffset).Ints(size).
+		OptInts(o.Stride).Tensor()
+}
+
+var opSetSourceStorageStorageOffsetOut = torch.Op{Name: "aten::set", Overload: "source_Storage_storage_offset_out", Args: "self,source,storage_offset,size,out,stride"}
+
+// SetSourceStorageStorageOffsetOut runs aten::set.source_Storage_storage_offset_out(Tensor self, Storage source, SymInt storage_offset, SymInt[] size, SymInt[] stride=[], *, Tensor(a!) out) -> Tensor(a!)
+func SetSourceStorageStorageOffsetOut(self *torch.Tensor, source torch.Storage, storageOffset int64, size []int64, out *torch.Tensor, opts ...SetOptions) *torch.Tensor {
+	o := first(opts)
+	opSetSourceStorageStorageOffsetOut.Begin().T(self).Storage(source).Int(storageOffset).Ints(size).T(out).
+		OptInts(o.Stride).Drop()
+	return out
+}
+
 var opSetSourceTensor = torch.Op{Name: "aten::set", Overload: "source_Tensor", Args: "self,source"}
 
 // SetSourceTensor runs aten::set.source_Tensor(Tensor self, Tensor source) -> Tensor
@@ -374,17 +413,30 @@ func SetInPlace(self *torch.Tensor) *torch.Tensor {
 	return self
 }
 
+var opSetInPlaceSourceStorage = torch.Op{Name: "aten::set_", Overload: "source_Storage", Args: "self,source"}
+
+// SetInPlaceSourceStorage runs aten::set_.source_Storage(Tensor(a!) self, Storage source) -> Tensor(a!)
+func SetInPlaceSourceStorage(self *torch.Tensor, source torch.Storage) *torch.Tensor {
+	opSetInPlaceSourceStorage.Begin().T(self).Storage(source).Drop()
+	return self
+}
+
+var opSetInPlaceSourceStorageStorageOffset = torch.Op{Name: "aten::set_", Overload: "source_Storage_storage_offset", Args: "self,source,storage_offset,size,stride"}
+
+// SetInPlaceSourceStorageStorageOffset runs aten::set_.source_Storage_storage_offset(Tensor(a!) self, Storage source, SymInt storage_offset, SymInt[] size, SymInt[] stride=[]) -> Tensor(a!)
+func SetInPlaceSourceStorageStorageOffset(self *torch.Tensor, source torch.Storage, storageOffset int64, size []int64, opts ...SetOptions) *torch.Tensor {
+	o := first(opts)
+	opSetInPlaceSourceStorageStorageOffset.Begin().T(self).Storage(source).Int(storageOffset).Ints(size).
+		OptInts(o.Stride).Drop()
+	return self
+}
+
 var opSetInPlaceSourceTensor = torch.Op{Name: "aten::set_", Overload: "source_Tensor", Args: "self,source"}
 
 // SetInPlaceSourceTensor runs aten::set_.source_Tensor(Tensor(a!) self, Tensor source) -> Tensor(a!)
 func SetInPlaceSourceTensor(self, source *torch.Tensor) *torch.Tensor {
 	opSetInPlaceSourceTensor.Begin().T(self).T(source).Drop()
 	return self
-}
-
-// SetOptions are the optional arguments of SetInPlaceSourceTensorStorageOffset.
-type SetOptions struct {
-	Stride []int64 // default: []
 }
 
 var opSetInPlaceSourceTensorStorageOffset = torch.Op{Name: "aten::set_", Overload: "source_Tensor_storage_offset", Args: "self,source,storage_offset,size,stride"}

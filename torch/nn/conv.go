@@ -101,7 +101,20 @@ func (l *Conv3d) Forward(c *Call, x *torch.Tensor) *torch.Tensor {
 	return functional.Conv3d(x, l.Weight.In(c.Scope), l.Bias.in(c.Scope), l.Options)
 }
 
-// ConvTranspose2d is the transpose of Conv2d ("deconvolution").
+// ConvTranspose1d is the transpose of Conv1d ("deconvolution").
+type ConvTranspose1d struct{ Conv }
+
+// NewConvTranspose1d makes a layer with uninitialised (or, on torch.Meta, absent) values.
+func NewConvTranspose1d(in, out int64, kernel []int64, c ConvConfig, dtype torch.DType, device torch.Device) *ConvTranspose1d {
+	return &ConvTranspose1d{newConv(1, in, out, kernel, c, dtype, device, true)}
+}
+
+// Forward maps x (batch, in, length).
+func (l *ConvTranspose1d) Forward(c *Call, x *torch.Tensor) *torch.Tensor {
+	return functional.ConvTranspose1d(x, l.Weight.In(c.Scope), l.Bias.in(c.Scope), l.Options)
+}
+
+// ConvTranspose2d is the transpose of Conv2d.
 type ConvTranspose2d struct{ Conv }
 
 // NewConvTranspose2d makes a layer with uninitialised (or, on torch.Meta, absent) values.
@@ -112,4 +125,17 @@ func NewConvTranspose2d(in, out int64, kernel []int64, c ConvConfig, dtype torch
 // Forward maps x (batch, in, height, width).
 func (l *ConvTranspose2d) Forward(c *Call, x *torch.Tensor) *torch.Tensor {
 	return functional.ConvTranspose2d(x, l.Weight.In(c.Scope), l.Bias.in(c.Scope), l.Options)
+}
+
+// ConvTranspose3d is the transpose of Conv3d.
+type ConvTranspose3d struct{ Conv }
+
+// NewConvTranspose3d makes a layer with uninitialised (or, on torch.Meta, absent) values.
+func NewConvTranspose3d(in, out int64, kernel []int64, c ConvConfig, dtype torch.DType, device torch.Device) *ConvTranspose3d {
+	return &ConvTranspose3d{newConv(3, in, out, kernel, c, dtype, device, true)}
+}
+
+// Forward maps x (batch, in, depth, height, width).
+func (l *ConvTranspose3d) Forward(c *Call, x *torch.Tensor) *torch.Tensor {
+	return functional.ConvTranspose3d(x, l.Weight.In(c.Scope), l.Bias.in(c.Scope), l.Options)
 }

@@ -30,6 +30,7 @@ type Param struct {
 	lo, hi     int64
 	replicated bool
 	buffer     bool
+	verbatim   bool
 }
 
 // NewParam makes a parameter of t, which must be in no scope and may be on the meta device, to be loaded later.
@@ -97,6 +98,16 @@ func (p *Param) SetTrainable(on bool) {
 	if p.tensor != nil && p.tensor.IsLeaf() {
 		p.tensor.SetRequiresGrad(on)
 	}
+}
+
+// Verbatim tells whether the parameter is a means of storage, such as packed weights or their scales, that mixed precision
+// must not convert although its type may be a floating-point one.
+func (p *Param) Verbatim() bool { return p.verbatim }
+
+// SetVerbatim marks the parameter as Verbatim and returns it.
+func (p *Param) SetVerbatim() *Param {
+	p.verbatim = true
+	return p
 }
 
 func (p *Param) rows() int64 {

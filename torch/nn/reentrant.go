@@ -12,6 +12,8 @@ import (
 // from the inner Backward. Autograd sees the layer's inputs only, so where none of them requires grad (the layer after a
 // frozen embedding) the layer would be left out and its parameters would get nothing: EnableInputRequireGrads.
 type reentrant struct {
+	torch.OnceDifferentiable // the inner Backward makes numbers, no graph
+
 	layer     string
 	forward   func(c *Call, inputs []*torch.Tensor) []*torch.Tensor
 	call      Call

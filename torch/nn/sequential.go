@@ -45,6 +45,17 @@ func LeakyReLU(slope float64) *Func {
 	return NewFunc(func(x *torch.Tensor) *torch.Tensor { return functional.LeakyReLU(x, slope) })
 }
 
+// ELU is the layer that is x where x is positive, else alpha · (e^x − 1).
+func ELU(alpha float64) *Func {
+	return NewFunc(func(x *torch.Tensor) *torch.Tensor { return functional.ELU(x, alpha) })
+}
+
+// Softplus is the layer log(1 + e^x).
+func Softplus() *Func { return NewFunc(functional.Softplus) }
+
+// Identity is the layer that gives its input.
+func Identity() *Func { return NewFunc(func(x *torch.Tensor) *torch.Tensor { return x }) }
+
 // GELU is the layer x · Φ(x); approximate is "none" or "tanh".
 func GELU(approximate string) *Func {
 	return NewFunc(func(x *torch.Tensor) *torch.Tensor { return functional.GELU(x, approximate) })

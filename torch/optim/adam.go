@@ -17,6 +17,7 @@ type AdamConfig struct {
 	WeightDecay float64
 	AMSGrad     bool
 	Maximize    bool
+	Foreach     bool // PyTorch's foreach implementation instead of the fused kernel
 }
 
 func (c AdamConfig) withDefaults() AdamConfig {
@@ -95,7 +96,11 @@ func (a *Adam) Step() {
 		if a.config.AMSGrad {
 			lists.MaxExpAvgSqs = o.list("max_exp_avg_sq", s)
 		}
-		torch.FusedAdam(lists, torch.AdamScalars{LR: o.group.LR, Beta1: a.config.Beta1, Beta2: a.config.Beta2,
+		update := torch.FusedAdam
+		if a.config.Foreach {
+			update = adamForeach
+		}
+		update(lists, torch.AdamScalars{LR: o.group.LR, Beta1: a.config.Beta1, Beta2: a.config.Beta2,
 			WeightDecay: o.group.WeightDecay, Eps: a.config.Eps, AMSGrad: a.config.AMSGrad, Maximize: a.config.Maximize,
 			Decoupled: a.decoupled})
 	})

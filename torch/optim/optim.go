@@ -2,7 +2,8 @@
 //
 // An optimiser updates the parameters that its groups list, in that order, from the gradients that backward left on them.
 // Under sharding a parameter's tensor is this rank's rows, and so is its state: optimisers need no communication. State
-// is made at a parameter's first step, as in PyTorch, whose names it has. The update itself is libtorch's fused kernel.
+// is made at a parameter's first step, as in PyTorch, whose names it has. The update itself is libtorch's fused kernel, or, with
+// Foreach, PyTorch's foreach formulas.
 package optim
 
 import (

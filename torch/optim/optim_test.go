@@ -70,7 +70,9 @@ func TestParityAdam(t *testing.T) {
 		"amsgrad":  {LR: 0.02, AMSGrad: true, WeightDecay: 0.01},
 		"maximize": {LR: 0.02, Maximize: true},
 	} {
-		for _, decoupled := range []bool{true, false} {
+		for i := range 4 {
+			decoupled := i%2 == 0
+			c.Foreach = i >= 2
 			t.Run(name, func(t *testing.T) {
 				p := param(start()...)
 				a, err := newAdam("Adam", []*nn.Param{p}, c, decoupled)
@@ -99,6 +101,11 @@ func TestParitySGD(t *testing.T) {
 		"dampening": {LR: 0.1, Momentum: 0.9, Dampening: 0.3},
 		"nesterov":  {LR: 0.1, Momentum: 0.8, Nesterov: true},
 		"maximize":  {LR: 0.1, Momentum: 0.8, Maximize: true},
+
+		"foreach":           {LR: 0.1, WeightDecay: 0.1, Foreach: true},
+		"foreach momentum":  {LR: 0.1, Momentum: 0.9, WeightDecay: 0.01, Foreach: true},
+		"foreach dampening": {LR: 0.1, Momentum: 0.9, Dampening: 0.3, Foreach: true},
+		"foreach nesterov":  {LR: 0.1, Momentum: 0.8, Nesterov: true, Maximize: true, Foreach: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := param(start()...)
@@ -331,4 +338,24 @@ func TestStepsLeaveNothingBehind(t *testing.T) {
 	require.Equal(t, before.LiveBytes, after.LiveBytes)
 	o.Close()
 	require.Equal(t, before.LiveTensors-4, torch.MemoryStats().LiveTensors)
+}
+
+func TestForeachLeavesNothingAndKeepsGradients(t *testing.T) {
+	p, q := param(1, 2), param(3)
+	a, err := NewAdamW([]*nn.Param{p}, AdamConfig{Foreach: true, WeightDecay: 0.1, AMSGrad: true})
+	require.NoError(t, err)
+	s, err := NewSGD([]*nn.Param{q}, SGDConfig{Foreach: true, Momentum: 0.9, Nesterov: true, WeightDecay: 0.1})
+	require.NoError(t, err)
+	setGrad(p, 1, -1)
+	setGrad(q, 2)
+	a.Step()
+	s.Step()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	before := torch.MemoryStats().LiveTensors
+	for range 10 {
+		a.Step()
+		s.Step()
+	}
+	require.Equal(t, before, torch.MemoryStats().LiveTensors)
+	require.Equal(t, 2.0, q.Tensor().Grad().Item())
 }

@@ -15,6 +15,7 @@ type SGDConfig struct {
 	WeightDecay float64
 	Nesterov    bool
 	Maximize    bool
+	Foreach     bool // PyTorch's foreach implementation instead of the fused kernel
 }
 
 // SGD is stochastic gradient descent.
@@ -54,7 +55,11 @@ func (s *SGD) Step() {
 		if s.config.Momentum != 0 {
 			momentum = o.list("momentum_buffer", scope)
 		}
-		torch.FusedSGD(o.params, o.grads, momentum, torch.SGDScalars{LR: o.group.LR, Momentum: s.config.Momentum,
+		update := torch.FusedSGD
+		if s.config.Foreach {
+			update = sgdForeach
+		}
+		update(o.params, o.grads, momentum, torch.SGDScalars{LR: o.group.LR, Momentum: s.config.Momentum,
 			Dampening: s.config.Dampening, WeightDecay: o.group.WeightDecay, Nesterov: s.config.Nesterov,
 			Maximize: s.config.Maximize, FirstStep: o.first && s.config.Momentum != 0})
 	})

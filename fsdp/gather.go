@@ -5,62 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 
 	"github.com/gofsdp/gofsdp/dist"
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/nn"
 )
-
-// ClipGradNorm scales the gradients of all ranks together so that their 2-norm is at most max, and returns the norm
-// before (NaN or +Inf where a gradient is not finite). max 0 or +Inf only measures. A collective: every rank must call it. The values behind carry are summed over the
-// ranks in the same all-reduce; decisions that all ranks must share travel there for free.
-func (m *Model) ClipGradNorm(ctx context.Context, max float64, carry ...*float64) (float64, error) {
-	norm := 0.0
-	err := torch.Try(func() {
-		torch.NoGrad(func() { norm = m.clip(ctx, max, carry) })
-	})
-	if err != nil {
-		return 0, fmt.Errorf("fsdp: rank %d: clip gradients: %w", m.group.Rank(), err)
-	}
-	return norm, nil
-}
-
-func (m *Model) clip(ctx context.Context, max float64, carry []*float64) float64 {
-	s := torch.NewScope(nil)
-	defer s.Close()
-	var grads []*torch.Tensor
-	for _, u := range m.units {
-		for _, p := range u.trainable {
-			if g := p.shard.In(s).Grad(); g != nil && g.Numel() > 0 {
-				grads = append(grads, g)
-			}
-		}
-	}
-	values := make([]float64, 1+len(carry))
-	if len(grads) > 0 {
-		local := torch.Stack(0, torch.ForeachNorm(grads, 2)...).To(torch.Float64).Norm(2).Item()
-		values[0] = local * local
-	}
-	for i, v := range carry {
-		values[1+i] = *v
-	}
-	t := s.Own(torch.FromSlice(values))
-	torch.Throw(dist.Wait(ctx)(m.group.AllReduce(ctx, t, dist.Sum)))
-	m.counters.add(&m.counters.AllReduces, int64(8*len(values)))
-	values = torch.Slice[float64](t)
-	for i, v := range carry {
-		*v = values[1+i]
-	}
-	norm := math.Sqrt(values[0])
-	if max > 0 && !math.IsInf(max, 1) {
-		// The factor is computed in the gradients' precision, as torch.nn.utils.clip_grad_norm_ does.
-		if scale := float32(max) / (float32(norm) + 1e-6); scale < 1 && len(grads) > 0 {
-			torch.ForeachMulInPlace(grads, float64(scale))
-		}
-	}
-	return norm
-}
 
 // FullTensor gathers one parameter by its name in the root, in its own dtype and whole shape; the result is in no scope, so
 // the caller frees it. A collective: every rank must call it with the same name.
@@ -106,19 +55,19 @@ func (m *Model) gather(ctx context.Context, p *param, shard *torch.Tensor) (full
 		torch.NoGrad(func() {
 			s := torch.NewScope(nil)
 			defer s.Close()
-			size := int64(m.group.Size())
-			in := s.Own(torch.Zeros(shard.DType(), p.chunkNumel()))
+			size := int64(m.shard.Size())
+			in := s.Own(torch.EmptyOn(m.config.Device, shard.DType(), p.chunkNumel())).Zero()
 			if n := shard.Numel(); n > 0 {
 				in.Narrow(0, 0, n).Copy(shard.In(s).Detach().Reshape(-1))
 			}
-			out := s.Own(torch.Empty(shard.DType(), size*p.chunkNumel()))
-			torch.Throw(dist.Wait(ctx)(m.group.AllGather(ctx, out, in)))
+			out := s.Own(torch.EmptyOn(m.config.Device, shard.DType(), size*p.chunkNumel()))
+			torch.Throw(dist.Wait(ctx)(m.shard.AllGather(dist.WithLabel(ctx, p.name), out, in)))
 			rows := append([]int64{p.chunk * size}, p.shape[1:]...)
 			full = out.View(rows...).Narrow(0, 0, p.shape[0]).Clone().In(nil)
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("fsdp: rank %d: gather parameter %s: %w", m.group.Rank(), p.name, err)
+		return nil, fmt.Errorf("fsdp: rank %d: gather parameter %s: %w", m.world.Rank(), p.name, err)
 	}
 	return full, nil
 }
