@@ -4,6 +4,9 @@
 # FETCHCONTENT_SOURCE_DIR_GOOGLETEST=<folder> takes a source that is there already, e.g. /usr/src/googletest of Debian's
 # package.
 include(FetchContent)
+if(POLICY CMP0135)
+  cmake_policy(SET CMP0135 NEW) # unpacked files are as old as their unpacking
+endif()
 
 set(gtest_version 1.17.0)
 set(gtest_sha256 3dc65ed118d82feb8276176354568e66acefee362d2b615e798bdd6c656377ff)

@@ -155,9 +155,8 @@ extern "C" {
 
 // The Go value behind handle is asked for memory (GF_EV_FREE_MEMORY) before an allocation fails.
 gf_ret gf_free_memory_callback(uint64_t handle) {
-  return guard([&] {
-    if (uint64_t old = free_memory_handle.exchange(handle)) go.release(old);
-  });
+  GoHandle given(handle);
+  return guard([&] { given.h = free_memory_handle.exchange(std::exchange(given.h, 0)); });
 }
 
 // Registers the free-memory callback with the CUDA allocator, and runs it as the allocator would. Needs libc10_cuda.so but

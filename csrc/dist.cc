@@ -93,6 +93,13 @@ c10d::ReduceOp reduce_op(int64_t op) {
   return c10d::ReduceOp(static_cast<c10d::ReduceOp::RedOpType>(op));
 }
 
+// Gloo looks the peer up in a list without bounds, which has nobody at the rank's own place.
+int peer(const Group& group, int64_t rank) {
+  TORCH_CHECK(rank >= 0 && rank < group->getSize() && rank != group->getRank(), "rank ", group->getRank(),
+              " of a group of ", group->getSize(), " has no peer ", rank);
+  return static_cast<int>(rank);
+}
+
 }  // namespace
 
 extern "C" {
@@ -247,14 +254,16 @@ gf_ret gf_broadcast(int64_t pg, int64_t t, int64_t root) {
 gf_ret gf_send(int64_t pg, int64_t t, int64_t dst, int64_t tag) {
   return network([&] {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
-    return box(Work{unbox<Group>(pg)->send(v, static_cast<int>(dst), static_cast<int>(tag)), {}});
+    auto& group = unbox<Group>(pg);
+    return box(Work{group->send(v, peer(group, dst), static_cast<int>(tag)), {}});
   });
 }
 
 gf_ret gf_recv(int64_t pg, int64_t t, int64_t src, int64_t tag) {
   return network([&] {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
-    return box(Work{unbox<Group>(pg)->recv(v, static_cast<int>(src), static_cast<int>(tag)), {}});
+    auto& group = unbox<Group>(pg);
+    return box(Work{group->recv(v, peer(group, src), static_cast<int>(tag)), {}});
   });
 }
 

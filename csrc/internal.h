@@ -74,6 +74,10 @@ inline at::Tensor borrow_optional(int64_t h) { return h ? borrow(h) : at::Tensor
 inline int64_t own(at::Tensor t) {
   return t.defined() ? reinterpret_cast<int64_t>(t.unsafeReleaseTensorImpl()) : 0;
 }
+// Tells whether FSDP freed the storage: kernels would read through a null pointer. See Note [Storage free and refill].
+inline bool storage_freed(const at::Tensor& t) {
+  return t.numel() > 0 && t.has_storage() && t.storage().nbytes() == 0;
+}
 // Takes over the reference that a handle holds.
 inline at::Tensor take(int64_t h) {
   if (!h) return at::Tensor();

@@ -130,8 +130,7 @@ c10::IValue list_of_ints(const int64_t* v, int64_t n, const c10::TypePtr& type) 
 // (Note [Storage free and refill]); only views of such a tensor make sense.
 at::Tensor tensor_argument(int64_t h, const c10::Argument& arg, bool view) {
   at::Tensor t = borrow(h);
-  bool freed = t.has_storage() && t.storage().nbytes() == 0 && t.numel() > 0;
-  TORCH_CHECK(!freed || view, "the storage of argument ", arg.name(), " (", t.sizes(), " ", t.scalar_type(), ") is freed");
+  TORCH_CHECK(view || !storage_freed(t), "the storage of argument ", arg.name(), " (", t.sizes(), " ", t.scalar_type(), ") is freed");
   return t;
 }
 

@@ -6,7 +6,7 @@
 // give one tensor. Those are called by their C++ signature, with the arguments straight from the stream and without a
 // reference of their own: Go holds one for each handle for as long as the call runs. The dispatcher checks a signature
 // against the kernels that are registered. Every other operator, and a stream that does not fit the signature (None, too
-// few arguments), takes the boxed way, which also words the errors.
+// few arguments, a tensor whose storage is freed), takes the boxed way, which also words the errors.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -48,7 +48,9 @@ class Held;
 template <>
 class Held<Tensor> {
  public:
-  static bool fits(const int64_t* w) { return w[0] == GF_TENSOR && w[1] != 0; }
+  static bool fits(const int64_t* w) {
+    return w[0] == GF_TENSOR && w[1] != 0 && !storage_freed(Held(w).get());
+  }
   explicit Held(const int64_t* w)
       : tensor_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(
             reinterpret_cast<c10::TensorImpl*>(w[1]))) {}

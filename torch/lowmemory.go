@@ -70,7 +70,7 @@ func freeCollected() bool {
 	handles := lowMemory.handles
 	lowMemory.handles = nil
 	lowMemory.mu.Unlock()
-	capi.FreeAll(handles)
+	freeAll(handles)
 	return len(handles) > 0
 }
 

@@ -31,6 +31,7 @@ import (
 type options struct {
 	Runs  int    `help:"Runs of each case on each side." default:"20"`
 	Calls int    `help:"Calls of a run." default:"20000"`
+	Case  string `help:"One case only."`
 	Only  string `help:"One side only: go, c++ or python." enum:"go,c++,python,all" default:"all"`
 	Cpp   string `help:"The C++ side." default:"build/bench/calls_bench"`
 	Out   string `help:"Where all figures are written." default:"build/bench/calls.json"`
@@ -77,6 +78,9 @@ func (o options) run(ctx context.Context) (err error) {
 	}
 	results := results{Machine: peer.ThisMachine(), Date: time.Now().UTC().Truncate(time.Second)}
 	for _, c := range cases {
+		if o.Case != "" && o.Case != c.name {
+			continue
+		}
 		row := row{Case: c.name, Title: c.title, Nanoseconds: map[string][]float64{}}
 		for run := range o.Runs + 1 {
 			for i := range sides {
@@ -91,6 +95,9 @@ func (o options) run(ctx context.Context) (err error) {
 			}
 		}
 		results.Rows = append(results.Rows, row)
+	}
+	if len(results.Rows) == 0 {
+		return fmt.Errorf("no case %q", o.Case)
 	}
 	if err := results.write(o.Out); err != nil {
 		return err

@@ -68,7 +68,7 @@ int64_t store() {
 }
 // A process group of one rank.
 int64_t group() {
-  static const int64_t g = must(gf_gloo_new(store(), 0, 1, 10000, "127.0.0.1"));
+  static const int64_t g = must(gf_gloo_connect(store(), 0, 1, 10000, 10000, "127.0.0.1"));
   return g;
 }
 
@@ -117,6 +117,7 @@ TEST_P(EveryFunction, TurnsExceptionsIntoErrors) {
       {[] { throw std::runtime_error("a fault"); }, {GF_ERR_OTHER, "a fault", 0}},
       {[] { throw DistFailure("a fault", false); }, {GF_ERR_DIST, "a fault", 0}},
       {[] { throw DistFailure("a fault", true); }, {GF_ERR_TIMEOUT, "a fault", 0}},
+      {[] { throw DeviceMissing("a fault"); }, {GF_ERR_DEVICE, "a fault", 0}},
       {[] { throw GoError(42); }, {GF_ERR_GO, "a Go callback failed", 42}},
       {[] { throw 42; }, {GF_ERR_OTHER, "unknown C++ exception", 0}},
   };
@@ -144,6 +145,8 @@ constexpr Wrong takes_anything{nullptr};
 
 constexpr const char* freed_tensor = "the tensor was freed";
 constexpr const char* freed_generator = "the generator was freed";
+constexpr const char* freed_event = "the event was freed";
+constexpr const char* no_device = "device type 99 does not exist";
 constexpr const char* freed_handle = "the handle was freed";
 char text[1 << 10];
 int64_t words[8];
@@ -202,7 +205,7 @@ const std::map<std::string, Wrong>& wrong() {
       {"gf_post_accumulate_hook_remove",
        {[] { return gf_post_accumulate_hook_remove(ones(), 3); }, GF_ERR_TORCH, "no post-accumulate hook 3"}},
       {"gf_function_record",
-       {[] { return gf_function_record(7, nullptr, 0, no_tensor, 1, nullptr, 0, words); }, GF_ERR_TORCH, "an output"}},
+       {[] { return gf_function_record(7, "f", nullptr, 0, no_tensor, words, 1, nullptr, 0, words); }, GF_ERR_TORCH, "an output"}},
       {"gf_queue_callback", {[] { return gf_queue_callback(7); }, GF_ERR_TORCH, "backward"}},
       {"gf_saved_hooks_push", takes_anything},
       {"gf_saved_hooks_pop", {[] { return gf_saved_hooks_pop(); }, GF_ERR_TORCH, "no saved-tensor hooks"}},
@@ -213,11 +216,39 @@ const std::map<std::string, Wrong>& wrong() {
       {"gf_generator_free", takes_anything},
       {"gf_generator_seed", {[] { return gf_generator_seed(0, 1); }, GF_ERR_TORCH, freed_generator}},
       {"gf_generator_state", {[] { return gf_generator_state(0); }, GF_ERR_TORCH, freed_generator}},
+      {"gf_generator_initial_seed", {[] { return gf_generator_initial_seed(0); }, GF_ERR_TORCH, freed_generator}},
+      {"gf_generator_new_on", {[] { return gf_generator_new_on(99, 0, 1); }, GF_ERR_TORCH, no_device}},
+      {"gf_generator_default", {[] { return gf_generator_default(99, 0); }, GF_ERR_TORCH, no_device}},
       {"gf_generator_set_state", {[] { return gf_generator_set_state(generator(), ones()); }, GF_ERR_TORCH, ""}},
       // memory
       {"gf_memory_stats", {[] { return gf_memory_stats(words, 2); }, GF_ERR_TORCH, "3 words"}},
       {"gf_memory_reset_peak", takes_anything},
       {"gf_memory_trim", takes_anything},
+      {"gf_memory_limit", {[] { return gf_memory_limit(-1); }, GF_ERR_TORCH, "limit of -1"}},
+      {"gf_free_memory_callback", takes_anything},
+      {"gf_test_free_memory", takes_anything},
+      // devices
+      {"gf_device_count", {[] { return gf_device_count(99); }, GF_ERR_TORCH, no_device}},
+      {"gf_device_check", {[] { return gf_device_check(99, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_device_exchange", {[] { return gf_device_exchange(99, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_device_synchronize", {[] { return gf_device_synchronize(99, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_device_memory_stats", {[] { return gf_device_memory_stats(1, 0, words, 8); }, GF_ERR_TORCH, "10 words"}},
+      {"gf_device_reset_peak", {[] { return gf_device_reset_peak(99, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_device_memory_info", {[] { return gf_device_memory_info(99, 0, words); }, GF_ERR_TORCH, no_device}},
+      {"gf_device_empty_cache", {[] { return gf_device_empty_cache(0); }, GF_ERR_TORCH, "CPU has no"}},
+      {"gf_stream_get", {[] { return gf_stream_get(0, 0, 0, 0, words); }, GF_ERR_TORCH, "CPU has no"}},
+      {"gf_stream_exchange", {[] { return gf_stream_exchange(99, 0, 0, words); }, GF_ERR_TORCH, no_device}},
+      {"gf_stream_query", {[] { return gf_stream_query(99, 0, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_stream_synchronize", {[] { return gf_stream_synchronize(99, 0, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_stream_native", {[] { return gf_stream_native(99, 0, 0); }, GF_ERR_TORCH, no_device}},
+      {"gf_event_new", {[] { return gf_event_new(0, 0); }, GF_ERR_TORCH, "CPU has no"}},
+      {"gf_event_free", takes_anything},
+      {"gf_event_record", {[] { return gf_event_record(0, 1, 0, 0); }, GF_ERR_TORCH, freed_event}},
+      {"gf_event_block", {[] { return gf_event_block(0, 1, 0, 0); }, GF_ERR_TORCH, freed_event}},
+      {"gf_event_query", {[] { return gf_event_query(0); }, GF_ERR_TORCH, freed_event}},
+      {"gf_event_synchronize", {[] { return gf_event_synchronize(0); }, GF_ERR_TORCH, freed_event}},
+      {"gf_event_elapsed", {[] { return gf_event_elapsed(0, 0); }, GF_ERR_TORCH, freed_event}},
+      {"gf_tensor_record_stream", {[] { return gf_tensor_record_stream(0, 1, 0, 0); }, GF_ERR_TORCH, freed_tensor}},
       // rendezvous
       {"gf_store_tcp", {[] { return gf_store_tcp("127.0.0.1", 1, 0, 0, 100); }, GF_ERR_TIMEOUT, "127.0.0.1"}},
       {"gf_store_hash", takes_anything},
@@ -229,7 +260,7 @@ const std::map<std::string, Wrong>& wrong() {
       {"gf_store_add", {[] { return gf_store_add(0, "k", 1); }, GF_ERR_DIST, freed_handle}},
       {"gf_store_check", {[] { return gf_store_check(0, "k"); }, GF_ERR_DIST, freed_handle}},
       // process group
-      {"gf_gloo_new", {[] { return gf_gloo_new(store(), 5, 2, 100, "127.0.0.1"); }, GF_ERR_DIST, "rank"}},
+      {"gf_gloo_connect", {[] { return gf_gloo_connect(store(), 5, 2, 100, 100, "127.0.0.1"); }, GF_ERR_DIST, "rank"}},
       {"gf_pg_free", takes_anything},
       {"gf_pg_abort", {[] { return gf_pg_abort(0); }, GF_ERR_DIST, freed_handle}},
       {"gf_all_gather", {[] { return gf_all_gather(group(), ones(), 0); }, GF_ERR_DIST, freed_tensor}},
@@ -237,8 +268,8 @@ const std::map<std::string, Wrong>& wrong() {
       {"gf_reduce_scatter", {[] { return gf_reduce_scatter(group(), 0, ones(), 0); }, GF_ERR_DIST, freed_tensor}},
       {"gf_all_reduce", {[] { return gf_all_reduce(0, ones(), 0); }, GF_ERR_DIST, freed_handle}},
       {"gf_broadcast", {[] { return gf_broadcast(group(), ones(), 3); }, GF_ERR_DIST, "root"}},
-      {"gf_send", {[] { return gf_send(group(), 0, 0, 0); }, GF_ERR_DIST, freed_tensor}},
-      {"gf_recv", {[] { return gf_recv(group(), 0, 0, 0); }, GF_ERR_DIST, freed_tensor}},
+      {"gf_send", {[] { return gf_send(group(), ones(), 3, 0); }, GF_ERR_DIST, "no peer 3"}},
+      {"gf_recv", {[] { return gf_recv(group(), ones(), 0, 0); }, GF_ERR_DIST, "no peer 0"}},
       {"gf_barrier", {[] { return gf_barrier(0); }, GF_ERR_DIST, freed_handle}},
       {"gf_work_wait", {[] { return gf_work_wait(0, 1); }, GF_ERR_DIST, freed_handle}},
       {"gf_work_done", {[] { return gf_work_done(0); }, GF_ERR_DIST, freed_handle}},
@@ -274,7 +305,7 @@ const Taker takers[] = {
     {"gf_tensor_from_blob", [] { return gf_tensor_from_blob(words, 120, words, 1, 7); }},
     {"gf_tensor_hook", [] { return gf_tensor_hook(0, 7); }},
     {"gf_post_accumulate_hook", [] { return gf_post_accumulate_hook(0, 7); }},
-    {"gf_function_record", [] { return gf_function_record(7, no_tensor, 1, no_tensor, 1, nullptr, 0, words); }},
+    {"gf_function_record", [] { return gf_function_record(7, "f", no_tensor, 1, no_tensor, words, 1, nullptr, 0, words); }},
     {"gf_queue_callback", [] { return gf_queue_callback(7); }},
 };
 
@@ -285,7 +316,10 @@ TEST(Callbacks, AreReleasedByAFunctionThatFails) {
     EXPECT_TRUE(error_of(t.call())) << t.name;
     EXPECT_EQ(released, std::vector<uint64_t>{7}) << t.name;
   }
-  for (const Taker& t : takers) {
+  std::vector<Taker> all(std::begin(takers), std::end(takers));
+  all.push_back({"gf_saved_hooks_push", [] { return gf_saved_hooks_push(7); }});
+  all.push_back({"gf_free_memory_callback", [] { return gf_free_memory_callback(7); }});
+  for (const Taker& t : all) {
     released.clear();
     fault = [] { throw std::bad_alloc(); };
     EXPECT_TRUE(error_of(t.call())) << t.name;
@@ -343,6 +377,19 @@ TEST(Operators, GiveTheirErrorByBothWays) {
     EXPECT_NE(e->message.find("must match the size"), std::string::npos) << e->message;
   }
   must(gf_tensor_free(three));
+}
+
+TEST(Operators, RefuseTensorsOfFreedStorage) {
+  const int64_t args[] = {GF_INT_LIST, 1, 2};
+  int64_t made[2], rets[2];
+  must(gf_op_call(find("aten::ones", "", "size"), args, 3, made, 2));
+  must(gf_tensor_storage_resize(made[1], 0));
+  const auto e = error_of(gf_op_call(find("aten::neg"), made, 2, rets, 2));
+  ASSERT_TRUE(e);
+  EXPECT_NE(e->message.find("is freed"), std::string::npos) << e->message;
+  must(gf_op_call(find("aten::detach"), made, 2, rets, 2)); // a view
+  must(gf_tensor_free(rets[1]));
+  must(gf_tensor_free(made[1]));
 }
 
 }  // namespace
