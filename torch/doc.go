@@ -23,6 +23,6 @@
 // # Threads
 //
 // Grad mode and saved-tensor hooks are state of the OS thread in libtorch. NoGrad and the like lock the thread for their
-// length and restore the state. Libtorch also keeps buffers per thread, so heavy work should stay on few threads: a
+// length and restore the state, and so do OnDevice and OnStream for a GPU. Libtorch also keeps buffers per thread, so heavy work should stay on few threads: a
 // Worker is one.
 package torch

@@ -72,6 +72,29 @@ func TestNilHandlesAreErrors(t *testing.T) {
 		"SeedGenerator":     func() error { return SeedGenerator(0, 1) },
 		"GeneratorState":    func() error { return err1(GeneratorState(0)) },
 		"SetGeneratorState": func() error { return SetGeneratorState(0, x) },
+		"GeneratorSeed":     func() error { return err1(GeneratorSeed(0)) },
+		"CheckDevice":       func() error { return CheckDevice(99, 0) },
+		"DeviceCount":       func() error { return err1(DeviceCount(-1)) },
+		"ExchangeDevice":    func() error { return err1(ExchangeDevice(0, 0)) },
+		"SynchronizeDevice": func() error { return SynchronizeDevice(99, 0) },
+		"DeviceMemoryStats": func() error { return err1(DeviceMemoryStats(0, 0)) },
+		"ResetDevicePeak":   func() error { return ResetDevicePeak(14, 0) },
+		"EmptyDeviceCache":  func() error { return EmptyDeviceCache(0) },
+		"GetStream":         func() error { return err1(GetStream(0, 0, NewStream, 0)) },
+		"ExchangeStream":    func() error { return err1(ExchangeStream(Stream{})) },
+		"QueryStream":       func() error { return err1(QueryStream(Stream{})) },
+		"SynchronizeStream": func() error { return SynchronizeStream(Stream{Type: -3}) },
+		"NativeStream":      func() error { return err1(NativeStream(Stream{})) },
+		"NewEvent":          func() error { return err1(NewEvent(0, true)) },
+		"RecordEvent":       func() error { return RecordEvent(0, Stream{}) },
+		"BlockOnEvent":      func() error { return BlockOnEvent(0, Stream{}) },
+		"QueryEvent":        func() error { return err1(QueryEvent(0)) },
+		"SynchronizeEvent":  func() error { return SynchronizeEvent(0) },
+		"ElapsedEvents":     func() error { return err1(ElapsedEvents(0, 0)) },
+		"RecordStream":      func() error { return RecordStream(0, Stream{}) },
+		"NewGeneratorOn":    func() error { return err1(NewGeneratorOn(0, 0, 1)) },
+		"DefaultGenerator":  func() error { return err1(DefaultGenerator(-1, 0)) },
+		"SetMemoryLimit":    func() error { return err1(SetMemoryLimit(-1)) },
 		"PrefixStore":       func() error { return err1(PrefixStore(0, "p")) },
 		"StorePort":         func() error { return err1(StorePort(0)) },
 		"StoreSet":          func() error { return StoreSet(0, "k", nil) },
@@ -102,6 +125,7 @@ func TestNilHandlesAreErrors(t *testing.T) {
 	FreeAll(nil)
 	FreeAll([]Handle{0, 0})
 	FreeGenerator(0)
+	FreeEvent(0)
 	FreeStore(0)
 	FreeGroup(0)
 	FreeWork(0)

@@ -306,3 +306,48 @@ func TestLayerFaults(t *testing.T) {
 		require.ErrorContains(t, torch.Try(f), name, fmt.Sprint(name))
 	}
 }
+
+// The transpose of a convolution is its gradient by the input.
+func TestParityConvTransposeIsTheGradientOfConv(t *testing.T) {
+	s := torch.NewScope(nil)
+	defer s.Close()
+	g := torch.NewGenerator(1)
+	o := ConvConfig{NoBias: true}
+	o.Stride = []int64{2}
+	for dims, l := range []TensorLayer{
+		NewConvTranspose1d(2, 3, []int64{3}, o, torch.Float64, torch.CPU),
+		NewConvTranspose2d(2, 3, []int64{3}, o, torch.Float64, torch.CPU),
+		NewConvTranspose3d(2, 3, []int64{3}, o, torch.Float64, torch.CPU),
+	} {
+		ResetParameters(l, g)
+		size := []int64{1, 2, 4, 4, 4}[:3+dims]
+		big := []int64{1, 3, 9, 9, 9}[:3+dims]
+		x := s.Own(torch.Randn(g, torch.Float64, size...))
+		in := s.Own(torch.Zeros(torch.Float64, big...)).SetRequiresGrad(true)
+		conv := []string{"aten::conv1d", "aten::conv2d", "aten::conv3d"}[dims]
+		stride := slices.Repeat([]int64{2}, dims+1)
+		y := torch.CallOne(conv, in, Params(l)[0].In(s), nil, stride)
+		want := torch.Grad([]*torch.Tensor{y}, []*torch.Tensor{in}, torch.GradOptions{GradOutputs: []*torch.Tensor{x}})[0]
+		got := Run(l, &Call{Scope: s}, x)
+		require.True(t, got.AllClose(want, 1e-12, 1e-12), conv)
+	}
+}
+
+// Gradients of gradients through checkpointed layers: the same through the non-reentrant kind, an error through the other.
+func TestDoubleBackwardThroughCheckpoints(t *testing.T) {
+	l := &squareLayer{W: NewParam(torch.Randn(torch.NewGenerator(3), torch.Float64, 3, 3), true)}
+	penalty := func(c *Call) *torch.Tensor {
+		x := input3(c.Scope).MulScalar(0.1).SetRequiresGrad(true)
+		y := Run(l, c, x).Sum()
+		g := torch.Grad([]*torch.Tensor{y}, []*torch.Tensor{x}, torch.GradOptions{CreateGraph: true})[0]
+		return g.Pow(2).Sum()
+	}
+	want := gradsOf(t, l, penalty, 1)
+	l.SetCheckpoint(true)
+	require.Equal(t, want, gradsOf(t, l, penalty, 1))
+	l.SetCheckpointReentrant(true)
+	s := torch.NewScope(nil)
+	defer s.Close()
+	err := torch.Try(func() { penalty(&Call{Scope: s, Training: true}).Backward() })
+	require.ErrorContains(t, err, "can be differentiated once")
+}
