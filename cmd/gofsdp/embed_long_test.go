@@ -57,3 +57,17 @@ func TestEmbeddingSetUpFromTheModuleCache(t *testing.T) {
 	require.Equal(t, "4\n", s.must(t, program))
 	require.Contains(t, s.must(t, installed, "doctor"), shim)
 }
+
+// A vendor folder holds Go packages only: set-up finds the C++ sources in the module cache.
+func TestEmbeddingVendored(t *testing.T) {
+	state, err := setup.ReadState("")
+	require.NoError(t, err)
+	s := newService(t)
+	s.env = append(s.env, "GOFSDP_TORCH_DIR="+state.TorchDir)
+	s.must(t, "go", "install", setup.ModulePath+"/cmd/gofsdp@"+embedVersion.Version)
+	s.must(t, "go", "mod", "vendor")
+	require.NoDirExists(t, filepath.Join(s.dir, "vendor", setup.ModulePath, "csrc"))
+	s.must(t, "go", "build", ".")
+	home := strings.TrimPrefix(s.env[0], "HOME=")
+	require.Contains(t, s.must(t, filepath.Join(home, "go/bin/gofsdp"), "setup", "--dry-run"), "# 0 files")
+}
