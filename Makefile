@@ -13,7 +13,7 @@ BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
-.PHONY: help quickstart setup build test test-long ctest versions embed bench gobench interop nocgo lint fuzz asan race generate clean
+.PHONY: help quickstart setup build test test-long ctest versions embed bench gobench interop compat-test nocgo lint fuzz asan race generate clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ gobench: setup ## Go benchmarks: BENCH=<regexp> picks some; compare two runs wit
 interop: build ## read our files with transformers, PEFT and PyTorch, and theirs with ours
 	$(GO) run ./interop $(ARGS)
 
+compat-test: setup ## the tests of compat/gotorch, or gotorch's own on it: GOTORCH_SRC=<a checkout>
+	scripts/compat-test $(GOTORCH_SRC)
+
 nocgo: ## build without cgo: everything compiles, and tensors give a clear error
 	CGO_ENABLED=0 $(GO) build ./...
 	CGO_ENABLED=0 $(GO) test -run WithoutCgo ./torch
@@ -68,6 +71,7 @@ lint: $(STATICCHECK) ## gofmt, go vet, staticcheck
 	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "run gofmt -w on: $$files"; exit 1; }
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
+	cd compat/gotorch && $(GO) vet ./... && $(STATICCHECK) ./...
 
 $(STATICCHECK): # into the cache, once per user: it takes a minute to build
 	GOBIN=$(@D) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
