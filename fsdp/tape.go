@@ -169,10 +169,14 @@ func (m *Model) passBranches(ctx context.Context, u *unit) error {
 func (m *Model) leaveOut(ctx context.Context, u *unit) error {
 	m.passed = u.number + 1
 	m.now = append(m.now, u)
+	if err := u.checkOrder(ctx, torch.GradEnabled()); err != nil {
+		return err
+	}
 	if err := u.startUnshard(ctx); err != nil {
 		return err
 	}
 	u.drop(ctx)
+	m.prefetchForward(ctx, u)
 	var s *use
 	if torch.GradEnabled() {
 		s = m.beginUse(u)
