@@ -57,7 +57,7 @@ func (s *session) writeAdapters(ctx context.Context) error {
 	}
 	defer m.free()
 	adapter, err := peft.Apply(m.model, peft.Config{
-		R: 4, LoraAlpha: 6, UseRSLoRA: true, TargetModules: peft.AllLinear, LayersToTransform: []int{0},
+		R: 4, LoRAAlpha: 6, UseRSLoRA: true, TargetModules: peft.AllLinear, LayersToTransform: []int{0},
 	}, peft.Options{})
 	if err != nil {
 		return err

@@ -25,8 +25,8 @@ var ErrUnsupported = errors.New("not supported")
 // Config is a LoRA configuration. The fields mean what they mean in PEFT's LoraConfig.
 type Config struct {
 	R           int     // rank; 0 stands for 8
-	LoraAlpha   float64 // the update is scaled by LoraAlpha/R; 0 stands for 8
-	LoraDropout float64 // probability that an input of an adapter is dropped in training
+	LoRAAlpha   float64 // the update is scaled by LoRAAlpha/R; 0 stands for 8
+	LoRADropout float64 // probability that an input of an adapter is dropped in training
 	// TargetModules names the linear layers that get an adapter.
 	TargetModules Modules
 	// ExcludeModules names layers that get none all the same.
@@ -35,11 +35,11 @@ type Config struct {
 	LayersToTransform []int
 	// LayersPattern are the names of the lists that these indices count in; nil means any.
 	LayersPattern []string
-	UseRSLoRA     bool     // scale by LoraAlpha/√R
+	UseRSLoRA     bool     // scale by LoRAAlpha/√R
 	RankPattern   Patterns // ranks of single layers
 	AlphaPattern  Patterns // alphas of single layers
-	// InitLoraWeights is "" or "true" (A uniform, B zero) or "gaussian" (A normal with deviation 1/R, B zero).
-	InitLoraWeights string
+	// InitLoRAWeights is "" or "true" (A uniform, B zero) or "gaussian" (A normal with deviation 1/R, B zero).
+	InitLoRAWeights string
 	// BaseModel is written to the file as the name or path of the base model.
 	BaseModel string
 	// Extra holds the file's other keys. They are written back as they were.
@@ -75,13 +75,13 @@ func (c *Config) UnmarshalJSON(data []byte) error {
 			return fmt.Errorf("%s %s is %w (without effect: %s)", key, value, ErrUnsupported, neutral[key][0])
 		}
 	}
-	*c = Config{R: 8, LoraAlpha: 8}
+	*c = Config{R: 8, LoRAAlpha: 8}
 	var init, layers, pattern, base any
 	for _, f := range []struct {
 		key string
 		to  any
 	}{
-		{"r", &c.R}, {"lora_alpha", &c.LoraAlpha}, {"lora_dropout", &c.LoraDropout}, {"target_modules", &c.TargetModules},
+		{"r", &c.R}, {"lora_alpha", &c.LoRAAlpha}, {"lora_dropout", &c.LoRADropout}, {"target_modules", &c.TargetModules},
 		{"exclude_modules", &c.ExcludeModules}, {"layers_to_transform", &layers}, {"layers_pattern", &pattern},
 		{"use_rslora", &c.UseRSLoRA}, {"rank_pattern", &c.RankPattern}, {"alpha_pattern", &c.AlphaPattern},
 		{"init_lora_weights", &init}, {"base_model_name_or_path", &base},
@@ -104,7 +104,7 @@ func (c *Config) UnmarshalJSON(data []byte) error {
 	switch init {
 	case nil, true, "gaussian":
 		if init == "gaussian" {
-			c.InitLoraWeights = "gaussian"
+			c.InitLoRAWeights = "gaussian"
 		}
 	default:
 		return fmt.Errorf("init_lora_weights %v is %w (supported: true, gaussian)", init, ErrUnsupported)
@@ -177,7 +177,7 @@ func (c Config) MarshalJSON() ([]byte, error) {
 	}
 	out["peft_type"], out["task_type"], out["inference_mode"] = "LORA", "CAUSAL_LM", true
 	out["bias"], out["modules_to_save"], out["use_dora"] = "none", nil, false
-	out["r"], out["lora_alpha"], out["lora_dropout"] = c.R, c.LoraAlpha, decimal(c.LoraDropout)
+	out["r"], out["lora_alpha"], out["lora_dropout"] = c.R, c.LoRAAlpha, decimal(c.LoRADropout)
 	out["target_modules"], out["exclude_modules"] = c.TargetModules, c.ExcludeModules
 	out["layers_to_transform"], out["layers_pattern"] = c.LayersToTransform, nil
 	switch len(c.LayersPattern) {
@@ -189,7 +189,7 @@ func (c Config) MarshalJSON() ([]byte, error) {
 	}
 	out["use_rslora"], out["rank_pattern"], out["alpha_pattern"] = c.UseRSLoRA, c.RankPattern, c.AlphaPattern
 	out["init_lora_weights"] = any(true)
-	if c.InitLoraWeights == "gaussian" {
+	if c.InitLoRAWeights == "gaussian" {
 		out["init_lora_weights"] = "gaussian"
 	}
 	out["base_model_name_or_path"] = nil
@@ -215,8 +215,8 @@ func (c Config) withDefaults() Config {
 	if c.R == 0 {
 		c.R = 8
 	}
-	if c.LoraAlpha == 0 {
-		c.LoraAlpha = 8
+	if c.LoRAAlpha == 0 {
+		c.LoRAAlpha = 8
 	}
 	return c
 }
@@ -228,16 +228,16 @@ func (c Config) Validate() error {
 	if c.R < 0 {
 		errs = append(errs, fmt.Errorf("r is %d, expected a positive number", c.R))
 	}
-	if !(c.LoraDropout >= 0 && c.LoraDropout < 1) {
-		errs = append(errs, fmt.Errorf("lora_dropout is %v, expected a probability below 1", c.LoraDropout))
+	if !(c.LoRADropout >= 0 && c.LoRADropout < 1) {
+		errs = append(errs, fmt.Errorf("lora_dropout is %v, expected a probability below 1", c.LoRADropout))
 	}
 	if c.TargetModules.empty() {
 		errs = append(errs, errors.New("target_modules is empty: name layers, or use \"all-linear\""))
 	}
-	switch c.InitLoraWeights {
+	switch c.InitLoRAWeights {
 	case "", "true", "gaussian":
 	default:
-		errs = append(errs, fmt.Errorf("init_lora_weights %q is %w (supported: true, gaussian)", c.InitLoraWeights, ErrUnsupported))
+		errs = append(errs, fmt.Errorf("init_lora_weights %q is %w (supported: true, gaussian)", c.InitLoRAWeights, ErrUnsupported))
 	}
 	for _, p := range c.RankPattern {
 		if p.Value < 1 || p.Value != math.Trunc(p.Value) {
@@ -276,7 +276,7 @@ func (c Config) layer(name string) (rank int, scaling float64, ok bool, err erro
 	if err != nil {
 		return 0, 0, false, err
 	}
-	alpha, err := c.AlphaPattern.lookup(name, c.LoraAlpha)
+	alpha, err := c.AlphaPattern.lookup(name, c.LoRAAlpha)
 	if err != nil {
 		return 0, 0, false, err
 	}

@@ -1,7 +1,7 @@
 // Package peft trains small adapters instead of a whole model: LoRA (https://arxiv.org/abs/2106.09685), in the file format
 // of the PEFT library.
 //
-//	adapter, err := peft.Apply(model, peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.Targets("q_proj", "v_proj")}, peft.Options{})
+//	adapter, err := peft.Apply(model, peft.Config{R: 16, LoRAAlpha: 16, TargetModules: peft.Targets("q_proj", "v_proj")}, peft.Options{})
 //	…
 //	err = adapter.Save(ctx, dir, peft.SaveOptions{})
 //

@@ -99,7 +99,8 @@ func writeConfig(dir string, c Config) error {
 }
 
 // LoadAdapter applies the adapter in a folder to a model that is not sharded yet.
-func LoadAdapter(dir string, model any, o Options) (*Adapter, error) {
+func LoadAdapter(dir string, model any, o Options) (_ *Adapter, err error) {
+	defer torch.Catch(&err)
 	c, err := ReadConfig(dir)
 	if err != nil {
 		return nil, err

@@ -245,7 +245,7 @@ func TestParityDropout(t *testing.T) {
 		dir := llamatest.Golden("peft", "lora_all_r8", "adapter_init")
 		c, err := peft.ReadConfig(dir)
 		require.NoError(t, err)
-		c.LoraDropout = p
+		c.LoRADropout = p
 		adapter, err := peft.Apply(m, c, peft.Options{})
 		require.NoError(t, err)
 		require.NoError(t, adapter.LoadWeights(dir))

@@ -68,7 +68,8 @@ type Layer struct {
 
 // Apply freezes a model and gives the targeted linear layers adapters that change nothing yet: B is zero. The model may be
 // on the meta device; it must not be sharded yet.
-func Apply(model any, c Config, o Options) (*Adapter, error) {
+func Apply(model any, c Config, o Options) (_ *Adapter, err error) {
+	defer torch.Catch(&err)
 	a, err := attach(model, c, o)
 	if err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func Apply(model any, c Config, o Options) (*Adapter, error) {
 		o.Generator = torch.NewGenerator(0)
 	}
 	for _, l := range a.Layers {
-		l.reset(c.InitLoraWeights, o.Generator)
+		l.reset(c.InitLoRAWeights, o.Generator)
 	}
 	return a, nil
 }
@@ -109,7 +110,7 @@ func attach(model any, c Config, o Options) (*Adapter, error) {
 			}
 			in, out := base.Features()
 			l := &LoRALinear{
-				Base: base, Scaling: scaling, Dropout: c.LoraDropout,
+				Base: base, Scaling: scaling, Dropout: c.LoRADropout,
 				A: nn.NewParam(torch.EmptyOn(o.Device, o.DType, int64(rank), in), true),
 				B: nn.NewParam(torch.EmptyOn(o.Device, o.DType, out, int64(rank)), true),
 			}

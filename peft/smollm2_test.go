@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// smolSteps is how many of the twenty golden steps are run: each costs seconds of CPU time. The build tag long and the
-// environment variable GOFSDP_LONG=1 run all.
-var smolSteps = 5
+// smolSteps is how many of the twenty golden steps are run: each costs seconds of CPU time, and the trainer's own test
+// makes more. With GOFSDP_LONG=1 all are.
+var smolSteps = 2
 
 func init() {
 	if os.Getenv("GOFSDP_LONG") == "1" {
@@ -54,7 +54,7 @@ func TestGoldenSmolLM2Training(t *testing.T) {
 					require.NoError(t, err)
 				}
 				var err error
-				adapter, err = peft.Apply(m, peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.AllLinear}, peft.Options{})
+				adapter, err = peft.Apply(m, peft.Config{R: 16, LoRAAlpha: 16, TargetModules: peft.AllLinear}, peft.Options{})
 				require.NoError(t, err)
 			})
 			require.Len(t, adapter.Layers, 210)
@@ -75,7 +75,12 @@ func TestGoldenSmolLM2Training(t *testing.T) {
 			t.Logf("%d steps: losses differ by at most %.2g, gradient norms by %.2g of their size; %.1f s of CPU a step, at most %d MiB of tensors",
 				smolSteps, loss, norm, (cpuTime(t)-before).Seconds()/float64(smolSteps), torch.MemoryStats().PeakBytes>>20)
 			if smolSteps == 20 {
-				requireSmolAdapter(t, adapter, start, name)
+				params := map[string]*torch.Tensor{}
+				for _, l := range adapter.Layers {
+					params["base_model.model."+l.Name+".lora_A.weight"] = l.A.Tensor()
+					params["base_model.model."+l.Name+".lora_B.weight"] = l.B.Tensor()
+				}
+				llamatest.RequireSmolAdapter(t, name, func(name string) *torch.Tensor { return params[name] })
 			}
 		})
 	}
@@ -88,32 +93,4 @@ func smolStep(m *llama.Model, batches *torch.Tensor, i int) float64 {
 	out := nn.Run(m, &nn.Call{Scope: s, Training: true}, llama.Input{IDs: ids, Labels: ids, LossScale: 1.0 / 510})
 	out.Loss.Backward()
 	return out.Loss.Item()
-}
-
-// requireSmolAdapter compares the adapters of three layers after all steps, in the mean, with how far they have moved:
-// where an element's gradient is near 0, Adam's division lets rounding decide how far that one goes. The reference's own
-// rounding is part of the difference: its softmax adds up 49152 terms in fp32, ours is closer to fp64.
-func requireSmolAdapter(t *testing.T, adapter *peft.Adapter, start *llamatest.Tensors, name string) {
-	want := llamatest.Open(t, "smollm2_train", "adapter_after20_single_"+name+".safetensors")
-	worst, share, compared := 0.0, 0.0, 0
-	for _, l := range adapter.Layers {
-		key := "base_model.model." + l.Name
-		if !want.Has(key + ".lora_A.weight") {
-			continue
-		}
-		for part, p := range map[string]*nn.Param{".lora_A.weight": l.A, ".lora_B.weight": l.B} {
-			after := want.Get(key + part)
-			before := torch.Zeros(torch.Float32, p.Shape()...) // B starts from zero
-			if part == ".lora_A.weight" {
-				before = start.Get(key + part).In(nil)
-			}
-			diff, moved := llamatest.MeanDiff(p.Tensor(), after), llamatest.MeanDiff(after, before)
-			require.LessOrEqual(t, diff, 0.005*moved, l.Name+part)
-			most, _ := llamatest.MaxDiff(p.Tensor(), after)
-			worst, share = max(worst, most), max(share, diff/moved)
-			compared++
-		}
-	}
-	require.Equal(t, 42, compared)
-	t.Logf("adapters differ by at most %.2g, in the mean by at most %.2g of how far they moved", worst, share)
 }

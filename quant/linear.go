@@ -114,12 +114,11 @@ func (q *Linear4bit) Dequantize(dtype torch.DType) (*nn.Linear, error) {
 // Quantize replaces the linear layers of a model by quantised ones and freezes them. skip names layers that stay; nil
 // skips none. A language model's output head is no linear layer of this kind and stays as well. Layers on the meta device
 // are quantised when they are loaded. It returns how many were replaced.
-func Quantize(model any, c Config, skip func(name string) bool) (int, error) {
-	c, err := c.withDefaults()
-	if err != nil {
+func Quantize(model any, c Config, skip func(name string) bool) (n int, err error) {
+	defer torch.Catch(&err)
+	if c, err = c.withDefaults(); err != nil {
 		return 0, err
 	}
-	n := 0
 	nn.ReplaceLinears(model, func(name string, l nn.LinearLayer) nn.LinearLayer {
 		dense, ok := l.(*nn.Linear)
 		if !ok || err != nil || skip != nil && skip(name) {

@@ -36,7 +36,8 @@ type Built struct {
 
 // Build makes the model of a folder, shards it over the ranks of g, one unit per decoder layer, and loads this rank's
 // rows. It is a collective. Parameters are computed in fp32: CPUs without bf16 units are fifty times slower in bf16.
-func Build(ctx context.Context, dir string, g dist.Group, o ModelOptions) (*Built, error) {
+func Build(ctx context.Context, dir string, g dist.Group, o ModelOptions) (_ *Built, err error) {
+	defer torch.Catch(&err)
 	cfg, err := modelio.ReadConfig(dir)
 	if err != nil {
 		return nil, err

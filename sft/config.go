@@ -79,6 +79,9 @@ func DefaultConfig() Config {
 // maxRows bounds the rows of a batch, far above what any memory holds.
 const maxRows = 1 << 20
 
+// maxLoRARank bounds the rank of adapters, far above the width of any layer.
+const maxLoRARank = 1 << 17
+
 // Validate reports every fault of the settings together.
 func (c *Config) Validate() error {
 	var faults []error
@@ -112,7 +115,7 @@ func (c *Config) Validate() error {
 		value float64
 	}{
 		{"learning_rate", c.LearningRate}, {"warmup_steps", c.WarmupSteps}, {"weight_decay", c.WeightDecay},
-		{"adam_epsilon", c.AdamEpsilon}, {"max_grad_norm", c.MaxGradNorm},
+		{"max_grad_norm", c.MaxGradNorm},
 	} {
 		if !(v.value >= 0) || math.IsInf(v.value, 0) { // NaN compares as false
 			bad("%s is %v, must be a finite number and not negative", v.name, v.value)
@@ -121,10 +124,16 @@ func (c *Config) Validate() error {
 	for _, v := range []struct {
 		name  string
 		value float64
-	}{{"adam_beta1", c.AdamBeta1}, {"adam_beta2", c.AdamBeta2}, {"lora_dropout", c.LoRADropout}} {
-		if !(v.value >= 0 && v.value < 1) {
-			bad("%s is %v, must be in [0, 1)", v.name, v.value)
+	}{{"adam_beta1", c.AdamBeta1}, {"adam_beta2", c.AdamBeta2}} {
+		if !(v.value > 0 && v.value < 1) {
+			bad("%s is %v, must be in (0, 1)", v.name, v.value)
 		}
+	}
+	if !(c.AdamEpsilon > 0) || math.IsInf(c.AdamEpsilon, 0) {
+		bad("adam_epsilon is %v, must be a finite number above 0", c.AdamEpsilon)
+	}
+	if !(c.LoRADropout >= 0 && c.LoRADropout < 1) {
+		bad("lora_dropout is %v, must be in [0, 1)", c.LoRADropout)
 	}
 	if !(c.WarmupRatio >= 0 && c.WarmupRatio <= 1) {
 		bad("warmup_ratio is %v, must be in [0, 1]", c.WarmupRatio)
@@ -132,8 +141,8 @@ func (c *Config) Validate() error {
 	if !slices.Contains(schedule.Names(), c.LRSchedulerType) {
 		bad("lr_scheduler_type is %q, must be one of %s", c.LRSchedulerType, strings.Join(schedule.Names(), ", "))
 	}
-	if c.UseLoRA && c.LoRAR < 1 {
-		bad("lora_r is %d, must be at least 1", c.LoRAR)
+	if c.UseLoRA && (c.LoRAR < 1 || c.LoRAR > maxLoRARank) {
+		bad("lora_r is %d, must be from 1 to %d", c.LoRAR, maxLoRARank)
 	}
 	if c.UseLoRA && (math.IsNaN(c.LoRAAlpha) || math.IsInf(c.LoRAAlpha, 0)) {
 		bad("lora_alpha is %v, must be a finite number", c.LoRAAlpha)
@@ -146,6 +155,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.EvalStrategy) {
 		bad("eval_strategy is %q, must be no, steps or epoch", c.EvalStrategy)
+	}
+	if c.EvalStrategy == "steps" && c.EvalSteps == 0 && c.LoggingSteps == 0 {
+		bad("eval_strategy is steps, but eval_steps and logging_steps are 0: one of them must say how often")
 	}
 	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.SaveStrategy) {
 		bad("save_strategy is %q, must be no, steps or epoch", c.SaveStrategy)

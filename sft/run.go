@@ -110,7 +110,8 @@ type run struct {
 	result   Result
 }
 
-func (r *run) all() (*Result, error) {
+func (r *run) all() (_ *Result, err error) {
+	defer torch.Catch(&err) // the group is told, whatever failed
 	if err := r.group0(r.prepareFolder); err != nil {
 		return nil, err
 	}
@@ -128,11 +129,9 @@ func (r *run) all() (*Result, error) {
 	}
 	defer r.say.close()
 	if r.c.EvalOnStart && r.eval != nil && !r.restored {
-		loss, err := r.evaluate()
-		if err != nil {
+		if r.result.EvalBefore, err = r.evaluate(); err != nil {
 			return nil, err
 		}
-		r.result.EvalBefore = &loss
 	}
 	if err := r.loop(); err != nil {
 		return nil, err
@@ -241,7 +240,7 @@ func (r *run) build() error {
 	}
 	if r.c.UseLoRA {
 		o.LoRA = &peft.Config{
-			R: r.c.LoRAR, LoraAlpha: r.c.LoRAAlpha, LoraDropout: r.c.LoRADropout, TargetModules: r.c.targets(),
+			R: r.c.LoRAR, LoRAAlpha: r.c.LoRAAlpha, LoRADropout: r.c.LoRADropout, TargetModules: r.c.targets(),
 			UseRSLoRA: r.c.UseRSLoRA, BaseModel: r.c.ModelNameOrPath,
 		}
 	}
@@ -377,32 +376,37 @@ func (r *run) nextBatches() ([]data.Batch, error) {
 	return list, nil
 }
 
-// evaluate measures the loss on the evaluation split.
-func (r *run) evaluate() (float64, error) {
+// evaluate measures the loss on the evaluation split; nil if somebody asked to stop meanwhile.
+func (r *run) evaluate() (*float64, error) {
 	sampler, err := r.sampler(r.eval, r.c.EvalBatchSize, true)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	total := sampler.StepsPerEpoch()
 	loader := data.NewLoader(r.eval, sampler, data.LoaderConfig{Collate: r.collate(), Epochs: 1})
 	defer loader.Close()
 	next := func(context.Context) (data.Batch, error) { return loader.Next(r.work) }
-	loss, err := r.trainer.Evaluate(r.work, next, func(done int) { r.say.evaluating(done, total) })
+	loss, err := r.trainer.Evaluate(r.work, next, EvaluateOptions{
+		Stop:     func() bool { return r.ctx.Err() != nil },
+		Progress: func(done int) { r.say.evaluating(done, total) },
+	})
+	if errors.Is(err, ErrStopped) { // on all ranks; the step or the save that comes next ends the run
+		return nil, nil
+	}
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	r.say.evaluated(r.trainer.StepsDone(), float64(r.trainer.StepsDone())/float64(r.perEpoch), loss)
-	return loss, nil
+	return &loss, nil
 }
 
 // finish evaluates, saves the result and tells where it is.
 func (r *run) finish() (*Result, error) {
 	if r.eval != nil && !r.result.Stopped {
-		loss, err := r.evaluate()
-		if err != nil {
+		var err error
+		if r.result.EvalAfter, err = r.evaluate(); err != nil {
 			return nil, err
 		}
-		r.result.EvalAfter = &loss
 	}
 	if r.c.SaveStrategy != "no" && r.saved != r.trainer.StepsDone() {
 		if err := r.save(); err != nil {

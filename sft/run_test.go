@@ -17,7 +17,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/internal/ranktest"
 	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/modelio/safetensors"
 	"github.com/gofsdp/gofsdp/models/llama"
@@ -312,6 +314,30 @@ func TestStopOnRequestSavesAndGoesOn(t *testing.T) {
 	c.Resume = "true"
 	run(t, 2, c)
 	require.Equal(t, adapterBytes(t, whole), adapterBytes(t, parts))
+}
+
+func TestEvaluationStopsOnEveryRank(t *testing.T) {
+	model := tinyModel(t)
+	torch.SetNumThreads(1)
+	ranktest.Run(t, 3, func(ctx context.Context, g dist.Group) error {
+		built, err := sft.Build(ctx, model, g, sft.ModelOptions{})
+		if err != nil {
+			return err
+		}
+		done := 0
+		next := func(context.Context) (data.Batch, error) {
+			return data.Batch{IDs: []int64{1, 2, 3}, Labels: []int64{1, 2, 3}, B: 1, T: 3, Lengths: []int{3}}, nil
+		}
+		trainer := &sft.Trainer{Model: built.Model, Sharded: built.Sharded}
+		_, err = trainer.Evaluate(ctx, next, sft.EvaluateOptions{
+			Stop:     func() bool { return g.Rank() == 2 && done == 2 },
+			Progress: func(n int) { done = n },
+		})
+		if !errors.Is(err, sft.ErrStopped) || done != 2 {
+			return fmt.Errorf("rank %d: after %d batches: %w", g.Rank(), done, err)
+		}
+		return nil
+	})
 }
 
 func TestWholeModelIsTrainedAndSaved(t *testing.T) {

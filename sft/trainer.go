@@ -20,6 +20,9 @@ import (
 // ErrNotFinite is the reason of a run that ended because its gradients held a NaN or an infinity.
 var ErrNotFinite = errors.New("the gradients are not finite")
 
+// ErrStopped is the reason of an evaluation that some rank asked to end early.
+var ErrStopped = errors.New("stopped")
+
 // Trainer makes optimiser steps. Its fields are the parts of a run; services that bring their own loop use Step.
 type Trainer struct {
 	Model     *llama.Model
@@ -158,11 +161,25 @@ func input(s *torch.Scope, b data.Batch, scale float64) llama.Input {
 	return in
 }
 
+// EvaluateOptions are what Evaluate may be given; the zero value works.
+type EvaluateOptions struct {
+	Stop     func() bool    // asked before every batch, and agreed on by all ranks; all give one or none does
+	Progress func(done int) // called after every batch
+}
+
 // Evaluate computes the mean loss over the targets of all batches of all ranks, without dropout. It is a collective:
-// every rank must have the same number of batches; a rank that has run out brings empty ones. progress may be nil.
-func (t *Trainer) Evaluate(ctx context.Context, batches func(context.Context) (data.Batch, error), progress func(done int)) (loss float64, err error) {
+// every rank must have the same number of batches; a rank that has run out brings empty ones. When Stop answers true on
+// any rank, all give up before the next batch, with ErrStopped.
+func (t *Trainer) Evaluate(ctx context.Context, batches func(context.Context) (data.Batch, error), o EvaluateOptions) (loss float64, err error) {
 	sum, targets := 0.0, 0.0
 	for done := 0; ; done++ {
+		if o.Stop != nil {
+			if stop, err := anyRank(ctx, t.Sharded.Group(), o.Stop()); err != nil {
+				return 0, fmt.Errorf("sft: evaluate: %w", err)
+			} else if stop {
+				return 0, fmt.Errorf("sft: evaluate: %w before batch %d", ErrStopped, done+1)
+			}
+		}
 		b, err := batches(ctx)
 		if errors.Is(err, io.EOF) {
 			break
@@ -186,8 +203,8 @@ func (t *Trainer) Evaluate(ctx context.Context, batches func(context.Context) (d
 			t.Sharded.Reset(ctx)
 			return 0, fmt.Errorf("sft: rank %d: evaluate batch %d: %w", t.Sharded.Group().Rank(), done+1, err)
 		}
-		if progress != nil {
-			progress(done + 1)
+		if o.Progress != nil {
+			o.Progress(done + 1)
 		}
 	}
 	sums, err := sumOverRanks(ctx, t.Sharded.Group(), sum, targets)
@@ -203,6 +220,16 @@ func (t *Trainer) Evaluate(ctx context.Context, batches func(context.Context) (d
 // sumOverRanks adds values up over the ranks.
 func sumOverRanks(ctx context.Context, g dist.Group, values ...float64) ([]float64, error) {
 	return reduceOverRanks(ctx, g, dist.Sum, values...)
+}
+
+// anyRank tells every rank whether yes is true on one of them.
+func anyRank(ctx context.Context, g dist.Group, yes bool) (bool, error) {
+	mine := 0.0
+	if yes {
+		mine = 1
+	}
+	most, err := reduceOverRanks(ctx, g, dist.Max, mine)
+	return err == nil && most[0] > 0, err
 }
 
 func reduceOverRanks(ctx context.Context, g dist.Group, op dist.ReduceOp, values ...float64) (out []float64, err error) {

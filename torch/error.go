@@ -102,17 +102,25 @@ func Throw(err error) {
 // Try runs f and returns the *Error with which an operator in it panicked, or the error given to Throw. Other panics
 // pass through: they are bugs.
 func Try(f func()) (err error) {
-	defer func() {
-		switch v := recover().(type) {
-		case nil:
-		case *Error:
-			err = v
-		case failure:
-			err = v.err
-		default:
-			panic(v)
-		}
-	}()
+	defer Catch(&err)
 	f()
 	return nil
+}
+
+// Catch is Try for a whole function with a named error result, deferred at its top:
+//
+//	func Load(path string) (m *Model, err error) {
+//		defer torch.Catch(&err)
+//
+// The panic of an operator below, out of memory for one, becomes the function's error.
+func Catch(err *error) {
+	switch v := recover().(type) {
+	case nil:
+	case *Error:
+		*err = v
+	case failure:
+		*err = v.err
+	default:
+		panic(v)
+	}
 }

@@ -101,3 +101,28 @@ func deliberate(g int64, round int) error {
 	}
 	return nil
 }
+
+func TestCatch(t *testing.T) {
+	f := func() (n int, err error) {
+		defer Catch(&err)
+		Ones(Float32, 2).Add(Ones(Float32, 3))
+		return 1, nil
+	}
+	n, err := f()
+	require.ErrorIs(t, err, ErrArgument)
+	require.Zero(t, n)
+
+	mine := errors.New("mine")
+	g := func() (err error) {
+		defer Catch(&err)
+		Throw(mine)
+		return nil
+	}
+	require.ErrorIs(t, g(), mine)
+	require.PanicsWithValue(t, "a bug", func() {
+		_ = func() (err error) {
+			defer Catch(&err)
+			panic("a bug")
+		}()
+	})
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/gofsdp/gofsdp/quant"
 	"github.com/gofsdp/gofsdp/sft"
 	"github.com/gofsdp/gofsdp/torch"
+	"github.com/gofsdp/gofsdp/torch/nn"
 	"github.com/gofsdp/gofsdp/torch/optim"
 )
 
@@ -29,6 +30,7 @@ type fixedCmd struct {
 	Quant         string `name:"quant" default:"nf4" enum:"nf4,fp4,none" help:"Type of the base weights."`
 	Steps         int    `name:"steps" default:"0" help:"Number of steps; 0: all."`
 	Checkpointing bool   `name:"gradient_checkpointing" help:"Recompute activations."`
+	Adapter       string `name:"adapter" help:"Folder for the adapter after the last step; none is written by default."`
 }
 
 // Run makes the steps.
@@ -54,7 +56,8 @@ func (c *fixedCmd) Run(ctx context.Context) error {
 	return leave(ctx)
 }
 
-func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) error {
+func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) (err error) {
+	defer torch.Catch(&err)
 	out := json.NewEncoder(os.Stdout)
 	batches, err := fixedBatches(c.Batches, g)
 	if err != nil {
@@ -63,7 +66,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 	if c.Steps > 0 && c.Steps < len(batches) {
 		batches = batches[:c.Steps]
 	}
-	trainer, _, err := fixedTrainer(ctx, c, g)
+	trainer, built, err := fixedTrainer(ctx, c, g)
 	if err != nil {
 		return err
 	}
@@ -83,6 +86,11 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 			})
 		}
 	}
+	if c.Adapter != "" {
+		if err := saveFixedAdapter(ctx, built, c.Adapter, g); err != nil {
+			return err
+		}
+	}
 	return out.Encode(map[string]any{
 		"rank": g.Rank(), "world": g.Size(), "peak_rss_mib": float64(sft.PeakRSS()) / (1 << 20), "start_to_first_step_s": firstStep,
 		"peak_tensor_mib": float64(torch.MemoryStats().PeakBytes) / (1 << 20), "threads": torch.NumThreads(),
@@ -94,7 +102,7 @@ func (c *fixedCmd) run(ctx context.Context, g dist.Group, started time.Time) err
 func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer, *sft.Built, error) {
 	o := sft.ModelOptions{
 		Checkpointing: c.Checkpointing,
-		LoRA:          &peft.Config{R: 16, LoraAlpha: 16, TargetModules: peft.AllLinear},
+		LoRA:          &peft.Config{R: 16, LoRAAlpha: 16, TargetModules: peft.AllLinear},
 	}
 	if c.Quant != "none" {
 		o.Quant = &quant.Config{Type: c.Quant, DoubleQuant: true}
@@ -113,6 +121,16 @@ func fixedTrainer(ctx context.Context, c *fixedCmd, g dist.Group) (*sft.Trainer,
 		return nil, nil, err
 	}
 	return &sft.Trainer{Model: built.Model, Sharded: built.Sharded, Optimizer: opt}, built, nil
+}
+
+// saveFixedAdapter writes the whole adapter from rank 0. Every rank calls it.
+func saveFixedAdapter(ctx context.Context, built *sft.Built, folder string, g dist.Group) error {
+	return built.Adapter.Save(ctx, folder, peft.SaveOptions{
+		Full: func(ctx context.Context, _ string, p *nn.Param) (*torch.Tensor, error) {
+			return built.Sharded.FullParam(ctx, p)
+		},
+		Silent: g.Rank() != 0,
+	})
 }
 
 // loadAdapterRows sets this rank's rows of the adapter weights that a PEFT-named file holds.

@@ -131,7 +131,7 @@ func TestParityMergedAdapter(t *testing.T) {
 	defer files.Close()
 	model, err := llama.New(files.Config, llama.Options{DType: torch.Float32})
 	require.NoError(t, err)
-	adapter, err := peft.Apply(model, peft.Config{R: 4, LoraAlpha: 64, TargetModules: peft.AllLinear}, peft.Options{})
+	adapter, err := peft.Apply(model, peft.Config{R: 4, LoRAAlpha: 64, TargetModules: peft.AllLinear}, peft.Options{})
 	require.NoError(t, err)
 	random := torch.NewGenerator(1)
 	torch.NoGrad(func() {

@@ -20,6 +20,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/gofsdp/gofsdp/torch"
 )
 
 // cli lists the commands.
@@ -59,7 +61,13 @@ func run(args []string) int {
 		names = append(names, node.Name)
 	}
 	command.Bind(names)
-	return report(command.Run())
+	return report(execute(command))
+}
+
+// execute runs the command; the failure of an operator that nothing below made an error of is the command's.
+func execute(command *kong.Context) (err error) {
+	defer torch.Catch(&err)
+	return command.Run()
 }
 
 func newParser() (*kong.Kong, error) {

@@ -62,7 +62,7 @@ func train(ctx context.Context, group dist.Group, dir string, steps int) (losses
 	torch.Throw(err)
 	_, err = quant.Quantize(model, quant.Config{Type: quant.NF4, DoubleQuant: true}, nil)
 	torch.Throw(err)
-	_, err = peft.Apply(model, peft.Config{R: 8, LoraAlpha: 16, TargetModules: peft.AllLinear}, peft.Options{})
+	_, err = peft.Apply(model, peft.Config{R: 8, LoRAAlpha: 16, TargetModules: peft.AllLinear}, peft.Options{})
 	torch.Throw(err)
 	sharded, err := fsdp.Wrap(model, group, fsdp.Config{Units: fsdp.ByType[*llama.Layer]()})
 	torch.Throw(err)

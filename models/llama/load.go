@@ -32,7 +32,8 @@ type adapter interface{ AdapterParams() []*nn.Param }
 // Load fills the parameters of a model with the rows that this rank owns. It reads those rows only, through mapped files,
 // and gives the pages back, so memory is bounded by the largest part of a tensor. The model may be sharded before or after.
 // Parameters of other dtypes than stored are converted; those of adapters are left alone.
-func Load(ctx context.Context, m *Model, w *modelio.Weights, o LoadOptions) error {
+func Load(ctx context.Context, m *Model, w *modelio.Weights, o LoadOptions) (err error) {
+	defer torch.Catch(&err)
 	if o.Group == nil {
 		o.Group = dist.NewSingle()
 	}

@@ -88,16 +88,6 @@ func MaxDiff(a, b *torch.Tensor) (diff, size float64) {
 	return diff, size
 }
 
-// MeanDiff is the mean of |a − b|.
-func MeanDiff(a, b *torch.Tensor) (diff float64) {
-	torch.NoGrad(func() {
-		s := torch.NewScope(nil)
-		defer s.Close()
-		diff = s.Own(a.In(nil)).Sub(s.Own(b.In(nil))).Abs().Mean().Item()
-	})
-	return diff
-}
-
 // Near requires that no element of got differs from want by more than tol.
 func Near(t testing.TB, want, got *torch.Tensor, tol float64, what string) float64 {
 	t.Helper()

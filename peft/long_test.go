@@ -1,5 +1,0 @@
-//go:build long
-
-package peft_test
-
-func init() { smolSteps = 20 }
