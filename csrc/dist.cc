@@ -9,16 +9,55 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/sum.h>
+
+#include <functional>
+#include <typeinfo>
+#include <utility>
+
 #include "internal.h"
 
 using namespace gofsdp;
 
 namespace {
 
-using Store = c10::intrusive_ptr<c10d::Store>;
-using Group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
-using Work = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
+
+// Note [Aborting Gloo]
+// c10d's Gloo cannot abort: Backend::abort does nothing, so a collective that some rank never joins runs until Gloo's own
+// timeout, and its buffers with it. Gloo itself can: the transport's signalException fails whatever waits on a connection,
+// then closes it, so that the peers fail too. Gloo does the same when one of its operations times out. The transport is
+// reached through a field of gloo::Context, whose layout our header repeats: abort checks what it can of it first, and
+// without a match leaves the collectives to Gloo's timeout.
+class Gloo : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  // Returns how many contexts were aborted.
+  int64_t abort_contexts(const std::string& message) {
+    int64_t n = 0;
+    for (auto& context : contexts_) {
+      if (context->rank != getRank() || context->size != getSize() || &context->getDevice() != &context->device_) continue;
+      auto* transport = context->transportContext_.get();
+      if (!transport || !std::strstr(typeid(*transport).name(), "tcp7ContextE")) continue;
+      reinterpret_cast<gloo::transport::tcp::Context*>(transport)->signalException(message);
+      n++;
+    }
+    return n;
+  }
+};
+
+using Store = c10::intrusive_ptr<c10d::Store>;
+using Group = c10::intrusive_ptr<Gloo>;
+
+// Work that runs, and what is left to do on this rank when it has ended well.
+struct Work {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::function<void()> finish;
+};
 
 template <class P>
 int64_t box(P p) {
@@ -120,14 +159,16 @@ gf_ret gf_store_check(int64_t store, const char* key) {
   return network([&] { return static_cast<int64_t>(unbox<Store>(store)->check({key})); });
 }
 
-gf_ret gf_gloo_new(int64_t store, int64_t rank, int64_t world, int64_t timeout_ms, const char* host) {
+// connect_ms bounds the connecting, timeout_ms every wait of a collective for a peer.
+gf_ret gf_gloo_connect(int64_t store, int64_t rank, int64_t world, int64_t connect_ms, int64_t timeout_ms, const char* host) {
   return network([&] {
-    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(connect_ms));
     options->devices.push_back(host && *host ? c10d::ProcessGroupGloo::createDeviceForHostname(host, false)
                                              : c10d::ProcessGroupGloo::createDefaultDevice(false));
     options->threads = 2;
-    return box(Group(c10::make_intrusive<c10d::ProcessGroupGloo>(unbox<Store>(store), static_cast<int>(rank),
-                                                                 static_cast<int>(world), options)));
+    auto group = c10::make_intrusive<Gloo>(unbox<Store>(store), static_cast<int>(rank), static_cast<int>(world), options);
+    group->setTimeout(milliseconds(timeout_ms));
+    return box(Group(std::move(group)));
   });
 }
 
@@ -135,14 +176,15 @@ gf_ret gf_pg_free(int64_t pg) {
   return guard([&] { delete reinterpret_cast<Group*>(pg); });
 }
 
+// Fails the group's running and later work; returns 0 where this is not possible.
 gf_ret gf_pg_abort(int64_t pg) {
-  return network([&] { unbox<Group>(pg)->abort(); });
+  return network([&] { return unbox<Group>(pg)->abort_contexts("the process group was aborted"); });
 }
 
 gf_ret gf_all_gather(int64_t pg, int64_t out, int64_t in) {
   return network([&] {
     at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data();
-    return box(Work(unbox<Group>(pg)->_allgather_base(o, i)));
+    return box(Work{unbox<Group>(pg)->_allgather_base(o, i), {}});
   });
 }
 
@@ -151,16 +193,36 @@ gf_ret gf_all_gather_list(int64_t pg, const int64_t* outs, int64_t n, int64_t in
     std::vector<std::vector<at::Tensor>> o(1);
     for (int64_t i = 0; i < n; i++) o[0].push_back(borrow(outs[i]).variable_data());
     std::vector<at::Tensor> i{borrow(in).variable_data()};
-    return box(Work(unbox<Group>(pg)->allgather(o, i)));
+    return box(Work{unbox<Group>(pg)->allgather(o, i), {}});
   });
 }
 
+// Every rank sends each of the others its part, and adds up what it received, in the order of ranks. ProcessGroupGloo's
+// own reduce-scatter is an all-reduce of everything: twice the bytes. And its work neither heeds wait's timeout nor ever
+// counts as completed. Sums of 16-bit floats are rounded once here.
 gf_ret gf_reduce_scatter(int64_t pg, int64_t out, int64_t in, int64_t op) {
   return network([&] {
-    at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data();
-    c10d::ReduceScatterOptions opts;
-    opts.reduceOp = reduce_op(op);
-    return box(Work(unbox<Group>(pg)->_reduce_scatter_base(o, i, opts)));
+    at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data().contiguous(), parts = at::empty_like(i);
+    std::vector<int64_t> even;
+    auto& group = unbox<Group>(pg);
+    int64_t size = group->getSize();
+    return box(Work{group->alltoall_base(parts, i, even, even), [o, parts, size, op]() mutable {
+                      auto all = parts.view({size, o.numel()});
+                      auto to = o.view({o.numel()});
+                      switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+                        case c10d::ReduceOp::RedOpType::SUM:
+                          at::sum_out(to, all, 0, false, to.scalar_type());
+                          break;
+                        case c10d::ReduceOp::RedOpType::MIN:
+                          at::amin_out(to, all, 0);
+                          break;
+                        case c10d::ReduceOp::RedOpType::MAX:
+                          at::amax_out(to, all, 0);
+                          break;
+                        default:
+                          TORCH_CHECK(false, "reduce-scatter has no reduction number ", op);
+                      }
+                    }});
   });
 }
 
@@ -169,7 +231,7 @@ gf_ret gf_all_reduce(int64_t pg, int64_t t, int64_t op) {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
     c10d::AllreduceOptions opts;
     opts.reduceOp = reduce_op(op);
-    return box(Work(unbox<Group>(pg)->allreduce(v, opts)));
+    return box(Work{unbox<Group>(pg)->allreduce(v, opts), {}});
   });
 }
 
@@ -178,26 +240,26 @@ gf_ret gf_broadcast(int64_t pg, int64_t t, int64_t root) {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
     c10d::BroadcastOptions opts;
     opts.rootRank = root;
-    return box(Work(unbox<Group>(pg)->broadcast(v, opts)));
+    return box(Work{unbox<Group>(pg)->broadcast(v, opts), {}});
   });
 }
 
 gf_ret gf_send(int64_t pg, int64_t t, int64_t dst, int64_t tag) {
   return network([&] {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
-    return box(Work(unbox<Group>(pg)->send(v, static_cast<int>(dst), static_cast<int>(tag))));
+    return box(Work{unbox<Group>(pg)->send(v, static_cast<int>(dst), static_cast<int>(tag)), {}});
   });
 }
 
 gf_ret gf_recv(int64_t pg, int64_t t, int64_t src, int64_t tag) {
   return network([&] {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
-    return box(Work(unbox<Group>(pg)->recv(v, static_cast<int>(src), static_cast<int>(tag))));
+    return box(Work{unbox<Group>(pg)->recv(v, static_cast<int>(src), static_cast<int>(tag)), {}});
   });
 }
 
 gf_ret gf_barrier(int64_t pg) {
-  return network([&] { return box(Work(unbox<Group>(pg)->barrier())); });
+  return network([&] { return box(Work{unbox<Group>(pg)->barrier(), {}}); });
 }
 
 // Waits at most timeout_ms; returns 1 when the work is done, 0 when it still runs. Throws what the work threw.
@@ -205,17 +267,19 @@ gf_ret gf_work_wait(int64_t work, int64_t timeout_ms) {
   return network([&] {
     auto& w = unbox<Work>(work);
     try {
-      w->wait(milliseconds(timeout_ms));
+      w.work->wait(milliseconds(timeout_ms));
     } catch (...) {
-      if (!w->isCompleted()) return int64_t{0};
-      throw;
+      // Either the work failed, or the waiting took too long: then the work may have ended just now.
+      if (!w.work->isCompleted()) return int64_t{0};
+      if (w.work->exception()) throw;
     }
+    if (auto finish = std::exchange(w.finish, nullptr)) finish();
     return int64_t{1};
   });
 }
 
 gf_ret gf_work_done(int64_t work) {
-  return network([&] { return static_cast<int64_t>(unbox<Work>(work)->isCompleted()); });
+  return network([&] { return static_cast<int64_t>(unbox<Work>(work).work->isCompleted()); });
 }
 
 gf_ret gf_work_free(int64_t work) {

@@ -55,6 +55,9 @@ func newError(ctx context.Context, op Op, g Group, t *torch.Tensor, err error) *
 }
 
 func checkAllGather(size int, out, in *torch.Tensor) error {
+	if err := errors.Join(checkTensor(out), checkTensor(in)); err != nil {
+		return err
+	}
 	if out.Numel() != int64(size)*in.Numel() || out.DType() != in.DType() || out.Device() != in.Device() {
 		return fmt.Errorf("out is %v, needs %d elements of %v on %v", out, int64(size)*in.Numel(), in.DType(), in.Device())
 	}
@@ -62,8 +65,25 @@ func checkAllGather(size int, out, in *torch.Tensor) error {
 }
 
 func checkReduceScatter(size int, out, in *torch.Tensor) error {
+	if err := errors.Join(checkTensor(out), checkTensor(in)); err != nil {
+		return err
+	}
 	if in.Numel() != int64(size)*out.Numel() || out.DType() != in.DType() || out.Device() != in.Device() || in.Dim() != 1 || out.Dim() != 1 {
 		return fmt.Errorf("out is %v, needs to be one of %d equal parts of 1-D %v", out, size, in)
+	}
+	return nil
+}
+
+func checkRoot(size, root int) error {
+	if root < 0 || root >= size {
+		return fmt.Errorf("root is rank %d", root)
+	}
+	return nil
+}
+
+func checkTensor(t *torch.Tensor) error {
+	if t.Freed() {
+		return errors.New("the tensor was freed")
 	}
 	return nil
 }

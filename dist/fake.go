@@ -63,8 +63,8 @@ func (g *Fake) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op Redu
 // AllReduce implements Group: t is unchanged, but times Size for Sum.
 func (g *Fake) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Work, error) {
 	return g.run(ctx, OpAllReduce, t, func() error {
-		if t.Device() == torch.Meta {
-			return nil
+		if err := checkTensor(t); err != nil || t.Device() == torch.Meta {
+			return err
 		}
 		return quietly(func(s *torch.Scope) { g.reduce(t.In(s).VariableData(), op) })
 	})
@@ -72,12 +72,7 @@ func (g *Fake) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Wor
 
 // Broadcast implements Group: t is unchanged.
 func (g *Fake) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, error) {
-	return g.run(ctx, OpBroadcast, t, func() error {
-		if root < 0 || root >= g.size {
-			return fmt.Errorf("root is rank %d", root)
-		}
-		return nil
-	})
+	return g.run(ctx, OpBroadcast, t, func() error { return errors.Join(checkRoot(g.size, root), checkTensor(t)) })
 }
 
 // Barrier implements Group.
@@ -124,9 +119,6 @@ func (g *Fake) run(ctx context.Context, op Op, t *torch.Tensor, f func() error) 
 	g.mu.Unlock()
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
-	}
-	if err == nil && t != nil && t.Freed() {
-		err = errors.New("the tensor was freed")
 	}
 	if err == nil {
 		err = f()

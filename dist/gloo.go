@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +21,12 @@ type GlooConfig struct {
 	Host string
 	// Timeout bounds every collective; 0 means DefaultTimeout.
 	Timeout time.Duration
+	// ConnectTimeout bounds the connecting; 0 means Timeout. The deadline of the context bounds it too.
+	ConnectTimeout time.Duration
+	// Check makes the ranks compare, before each collective, what they are about to run, so that a rank which runs another
+	// one or another size is named. Gloo itself would hang, mix up data, or end the process. Collectives then wait for
+	// all ranks when they start. TORCH_DISTRIBUTED_DEBUG=DETAIL sets it as well.
+	Check bool
 }
 
 // Gloo is a Group on CPU tensors over TCP.
@@ -30,9 +39,14 @@ type Gloo struct {
 	name       string // of the part, in a group that Split made
 	splits     int    // how often the group was split, so that every part has keys of its own in the store
 
+	check bool
+	watch *watchdog
+
 	mu      sync.Mutex
 	h       capi.Handle
 	aborted error
+	seq     int64 // collectives that were started
+	running int   // of them, those that were not waited for
 }
 
 var _ Splitter = (*Gloo)(nil)
@@ -48,7 +62,16 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 	if c.Timeout <= 0 {
 		c.Timeout = DefaultTimeout
 	}
-	connect := bounded(ctx, c.Timeout)
+	if c.ConnectTimeout <= 0 {
+		c.ConnectTimeout = c.Timeout
+	}
+	connect := bounded(ctx, c.ConnectTimeout)
+	fail := func(err error) error {
+		return fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, err)
+	}
+	if err := store.Set(joined(rank), []byte{1}); err != nil {
+		return nil, fail(err)
+	}
 	type result struct {
 		h   capi.Handle
 		err error
@@ -57,7 +80,7 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 	go func() {
 		var r result
 		r.err = store.use(func(s capi.Handle) (err error) {
-			r.h, err = capi.NewGloo(s, rank, size, connect.Milliseconds(), c.Host)
+			r.h, err = capi.NewGloo(s, rank, size, connect.Milliseconds(), c.Timeout.Milliseconds(), c.Host)
 			return err
 		})
 		opened <- r
@@ -65,16 +88,52 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 	select {
 	case r := <-opened:
 		if r.err != nil {
-			return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, r.err)
+			if isTimeout(r.err) {
+				r.err = fmt.Errorf("%w: %w", ErrTimeout, r.err)
+			}
+			return nil, fail(store.whoIsMissing(r.err, size))
 		}
-		return &Gloo{rank: rank, size: size, timeout: c.Timeout, host: c.Host, store: store, h: r.h}, nil
+		g := &Gloo{rank: rank, size: size, timeout: c.Timeout, host: c.Host, store: store, h: r.h,
+			check: c.Check || strings.EqualFold(os.Getenv("TORCH_DISTRIBUTED_DEBUG"), "DETAIL")}
+		var err error
+		g.watch, err = newWatchdog(store, rank, size, c.Timeout, func(cause error) { g.abort(abortedBy(cause)) })
+		if err != nil {
+			capi.FreeGroup(r.h)
+			return nil, fail(err)
+		}
+		return g, nil
 	case <-ctx.Done():
 		go func() { // the connecting itself cannot be ended
 			if r := <-opened; r.err == nil {
 				capi.FreeGroup(r.h)
 			}
 		}()
-		return nil, fmt.Errorf("dist: rank %d of %d: connect the process group on %s: %w", rank, size, c.Host, context.Cause(ctx))
+		return nil, fail(context.Cause(ctx))
+	}
+}
+
+// joined is the key under which a rank says that it is connecting.
+func joined(rank int) string { return "joined/" + strconv.Itoa(rank) }
+
+// whoIsMissing adds to err the ranks that have not begun to connect.
+func (s *Store) whoIsMissing(err error, size int) error {
+	missing := make(chan []int, 1)
+	within(time.Second, func() {
+		var ranks []int
+		for rank := range size {
+			if set, err := s.isSet(joined(rank)); err != nil {
+				return
+			} else if !set {
+				ranks = append(ranks, rank)
+			}
+		}
+		missing <- ranks
+	})
+	select {
+	case ranks := <-missing:
+		return fmt.Errorf("%w; ranks that did not begin to connect: %v", err, ranks)
+	default:
+		return err
 	}
 }
 
@@ -119,10 +178,10 @@ func (g *Gloo) Size() int { return g.size }
 
 // AllGather implements Group.
 func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, error) {
-	return g.start(ctx, OpAllGather, in, func(pg capi.Handle) (h capi.Handle, err error) {
-		if err := checkAllGather(g.size, out, in); err != nil {
-			return 0, err
-		}
+	if err := checkAllGather(g.size, out, in); err != nil {
+		return nil, newError(ctx, OpAllGather, g, in, err)
+	}
+	return g.start(ctx, OpAllGather, in, out.Numel(), int64(in.DType()), func(pg capi.Handle) (h capi.Handle, err error) {
 		out.WithHandle(func(o uintptr) {
 			in.WithHandle(func(i uintptr) { h, err = capi.AllGather(pg, capi.Handle(o), capi.Handle(i)) })
 		})
@@ -132,10 +191,10 @@ func (g *Gloo) AllGather(ctx context.Context, out, in *torch.Tensor) (Work, erro
 
 // ReduceScatter implements Group. Gloo has no average: Avg divides after the sum.
 func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op ReduceOp) (Work, error) {
-	w, err := g.start(ctx, OpReduceScatter, in, func(pg capi.Handle) (h capi.Handle, err error) {
-		if err := checkReduceScatter(g.size, out, in); err != nil {
-			return 0, err
-		}
+	if err := checkReduceScatter(g.size, out, in); err != nil {
+		return nil, newError(ctx, OpReduceScatter, g, in, err)
+	}
+	w, err := g.start(ctx, OpReduceScatter, in, in.Numel(), code(in, int(op)), func(pg capi.Handle) (h capi.Handle, err error) {
 		out.WithHandle(func(o uintptr) {
 			in.WithHandle(func(i uintptr) { h, err = capi.ReduceScatter(pg, capi.Handle(o), capi.Handle(i), op.code()) })
 		})
@@ -146,7 +205,10 @@ func (g *Gloo) ReduceScatter(ctx context.Context, out, in *torch.Tensor, op Redu
 
 // AllReduce implements Group.
 func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Work, error) {
-	w, err := g.start(ctx, OpAllReduce, t, func(pg capi.Handle) (h capi.Handle, err error) {
+	if err := checkTensor(t); err != nil {
+		return nil, newError(ctx, OpAllReduce, g, t, err)
+	}
+	w, err := g.start(ctx, OpAllReduce, t, t.Numel(), code(t, int(op)), func(pg capi.Handle) (h capi.Handle, err error) {
 		t.WithHandle(func(x uintptr) { h, err = capi.AllReduce(pg, capi.Handle(x), op.code()) })
 		return h, err
 	})
@@ -155,10 +217,10 @@ func (g *Gloo) AllReduce(ctx context.Context, t *torch.Tensor, op ReduceOp) (Wor
 
 // Broadcast implements Group.
 func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, error) {
-	return g.start(ctx, OpBroadcast, t, func(pg capi.Handle) (h capi.Handle, err error) {
-		if root < 0 || root >= g.size {
-			return 0, fmt.Errorf("root is rank %d", root)
-		}
+	if err := errors.Join(checkRoot(g.size, root), checkTensor(t)); err != nil {
+		return nil, newError(ctx, OpBroadcast, g, t, err)
+	}
+	return g.start(ctx, OpBroadcast, t, t.Numel(), code(t, root), func(pg capi.Handle) (h capi.Handle, err error) {
 		t.WithHandle(func(x uintptr) { h, err = capi.Broadcast(pg, capi.Handle(x), root) })
 		return h, err
 	})
@@ -166,8 +228,11 @@ func (g *Gloo) Broadcast(ctx context.Context, t *torch.Tensor, root int) (Work, 
 
 // Barrier implements Group.
 func (g *Gloo) Barrier(ctx context.Context) error {
-	return Wait(ctx)(g.start(ctx, OpBarrier, nil, capi.Barrier))
+	return Wait(ctx)(g.start(ctx, OpBarrier, nil, 0, 0, capi.Barrier))
 }
+
+// code joins what ranks must agree on besides the kind of a collective and the number of elements.
+func code(t *torch.Tensor, argument int) int64 { return int64(argument)<<8 | int64(t.DType()) }
 
 // Split implements Splitter. The parts meet through the store of this group, which must be open.
 func (g *Gloo) Split(ctx context.Context, name string, ranks []int) (Group, error) {
@@ -186,7 +251,7 @@ func (g *Gloo) Split(ctx context.Context, name string, ranks []int) (Group, erro
 	if err != nil {
 		return nil, fail(err)
 	}
-	part, err := NewGloo(ctx, store, member, len(ranks), GlooConfig{Host: g.host, Timeout: g.timeout})
+	part, err := NewGloo(ctx, store, member, len(ranks), GlooConfig{Host: g.host, Timeout: g.timeout, Check: g.check})
 	if err != nil {
 		store.release()
 		return nil, fail(err)
@@ -195,27 +260,49 @@ func (g *Gloo) Split(ctx context.Context, name string, ranks []int) (Group, erro
 	return part, nil
 }
 
-// Abort implements Group.
+// Abort implements Group. The other ranks abort too, and give cause as their reason.
 func (g *Gloo) Abort(cause error) {
+	if !g.abort(abortedBy(cause)) {
+		return
+	}
+	g.mu.Lock()
+	last := operation{Seq: g.seq}
+	g.mu.Unlock()
+	s := &Stall{Rank: g.rank, Size: g.size, Seq: last.Seq, Reason: ErrAborted.Error()}
+	if cause != nil {
+		s.Reason += ": " + cause.Error()
+	}
+	g.watch.announce(s)
+}
+
+// abort makes running and later collectives fail with cause. It returns false if that was so already.
+func (g *Gloo) abort(cause error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.aborted != nil || g.h == 0 {
-		return
+		return false
 	}
-	g.aborted = abortedBy(cause)
-	_ = capi.AbortGroup(g.h)
+	g.aborted = cause
+	_, _ = capi.AbortGroup(g.h) // where it is not possible, Gloo's own timeout ends the work
+	return true
 }
 
-// Close implements Group.
+// Close implements Group. Collectives that nobody has waited for are aborted.
 func (g *Gloo) Close(context.Context) error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.h != 0 {
-		capi.FreeGroup(g.h)
-		g.h = 0
-		if g.ownsStore {
-			g.store.release()
-		}
+	h, running, aborted := g.h, g.running, g.aborted
+	g.h = 0
+	g.mu.Unlock()
+	if h == 0 {
+		return nil
+	}
+	if running > 0 {
+		_, _ = capi.AbortGroup(h)
+	}
+	g.watch.close(aborted == nil)
+	capi.FreeGroup(h) // ends when the work has
+	if g.ownsStore {
+		g.store.release()
 	}
 	return nil
 }
@@ -239,86 +326,75 @@ func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, 
 	}}, nil
 }
 
-func (g *Gloo) start(ctx context.Context, op Op, t *torch.Tensor, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case ctx.Err() != nil:
-		return nil, newError(ctx, op, g, t, context.Cause(ctx))
-	case g.aborted != nil:
-		return nil, newError(ctx, op, g, t, g.aborted)
-	case g.h == 0:
-		return nil, newError(ctx, op, g, t, errClosed)
+// start begins a collective on t. whole is the number of elements that all ranks must agree on, and code whatever else.
+func (g *Gloo) start(ctx context.Context, op Op, t *torch.Tensor, whole, code int64, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
+	what, err := g.begin(ctx, operation{Op: op, Label: Label(ctx), Elements: whole})
+	if err == nil && g.check {
+		err = g.compare(ctx, what, t, code)
 	}
-	h, err := f(g.h)
+	if err != nil {
+		var failed *Error
+		if errors.As(err, &failed) {
+			return nil, err
+		}
+		return nil, newError(ctx, op, g, t, err)
+	}
+	h, err := g.launch(f)
 	if err != nil {
 		return nil, newError(ctx, op, g, t, err)
 	}
-	return &glooWork{g: g, h: h, op: op, label: Label(ctx), t: t, deadline: time.Now().Add(g.timeout)}, nil
+	return newGlooWork(g, h, what, t), nil
 }
 
-type glooWork struct {
-	g        *Gloo
-	h        capi.Handle // 0 after the first Wait
-	op       Op
-	label    string
-	t        *torch.Tensor
-	deadline time.Time
-	err      error // what Wait returned
-}
-
-// Wait implements Work.
-func (w *glooWork) Wait(ctx context.Context) error {
-	if w.h != 0 {
-		w.err = w.wait(ctx)
-		capi.FreeWork(w.h)
-		w.h = 0
+// begin gives a collective its number.
+func (g *Gloo) begin(ctx context.Context, what operation) (operation, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.usable(ctx); err != nil {
+		return what, err
 	}
-	return w.err
+	g.seq++
+	what.Seq = g.seq
+	g.watch.started(what)
+	return what, nil
 }
 
-// wait looks at ctx several times a second: a rank whose job is cancelled does not sit in a collective that its peers
-// never join.
-func (w *glooWork) wait(ctx context.Context) error {
-	for {
-		done, err := capi.WaitWork(w.h, 200)
-		if err != nil {
-			if isTimeout(err) {
-				err = fmt.Errorf("%w (%v): %w", ErrTimeout, w.g.timeout, err)
-			}
-			return w.fail(err)
-		}
-		if done {
-			return nil
-		}
-		if ctx.Err() != nil {
-			err := w.fail(context.Cause(ctx))
-			w.g.Abort(err)
-			return err
-		}
-		if time.Now().After(w.deadline) {
-			err := w.fail(fmt.Errorf("%w (%v)", ErrTimeout, w.g.timeout))
-			w.g.Abort(err)
-			return err
-		}
+func (g *Gloo) usable(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case g.aborted != nil:
+		return g.aborted
+	case g.h == 0:
+		return errClosed
 	}
+	return nil
 }
 
-func (w *glooWork) fail(err error) error {
-	return newError(WithLabel(context.Background(), w.label), w.op, w.g, w.t, err)
-}
-
-// then is work with something to do afterwards.
-type then struct {
-	Work
-	f   func() error // nil once done
-	err error
-}
-
-func (t *then) Wait(ctx context.Context) error {
-	err := t.Work.Wait(ctx)
-	if err == nil && t.f != nil {
-		t.err, t.f = t.f(), nil
+// launch calls f, which starts native work.
+func (g *Gloo) launch(f func(capi.Handle) (capi.Handle, error)) (capi.Handle, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.usable(context.Background()); err != nil {
+		return 0, err
 	}
-	return errors.Join(err, t.err)
+	h, err := f(g.h)
+	if err == nil {
+		g.running++
+	}
+	return h, err
+}
+
+// ended counts work that was waited for.
+func (g *Gloo) ended() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running--
+}
+
+// cause is why the group was aborted, or nil.
+func (g *Gloo) cause() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.aborted
 }

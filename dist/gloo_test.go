@@ -129,7 +129,7 @@ func TestCancelEndsACollective(t *testing.T) {
 	require.NoError(t, group.Wait())
 }
 
-func freePort(t *testing.T) int {
+func freePort(t testing.TB) int {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()

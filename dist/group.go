@@ -2,6 +2,7 @@ package dist
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/gofsdp/gofsdp/torch"
 )
@@ -16,6 +17,21 @@ const (
 	Min
 	Max
 )
+
+// String is the operator's name.
+func (op ReduceOp) String() string {
+	switch op {
+	case Sum:
+		return "sum"
+	case Avg:
+		return "average"
+	case Min:
+		return "minimum"
+	case Max:
+		return "maximum"
+	}
+	return fmt.Sprintf("reduction %d", int(op))
+}
 
 // Group is a set of ranks that run collectives together. Every rank must start the same collectives in the same order.
 // Collectives return when they are enqueued; the tensors must live and stay unchanged until Work.Wait returns.

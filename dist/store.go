@@ -15,7 +15,7 @@ import (
 const DefaultTimeout = 30 * time.Minute
 
 // goodbyeTimeout is how long the rank that serves the store waits for the others to say that they are done.
-const goodbyeTimeout = 10 * time.Second
+const goodbyeTimeout = 5 * time.Second
 
 // Store is where ranks meet: a small table of keys that all of them can read, write and wait for.
 type Store struct {
@@ -225,14 +225,16 @@ func (s *Store) Close(ctx context.Context) error {
 	if s.root == nil || s.size < 2 {
 		return nil
 	}
-	if err := s.Set("done/"+strconv.Itoa(s.rank), []byte{1}); err != nil {
-		return nil // the server is gone: there is nobody to say goodbye to
+	var err error
+	if !within(goodbyeTimeout/2, func() { err = s.Set("done/"+strconv.Itoa(s.rank), []byte{1}) }) || err != nil {
+		return nil // the server is gone or stopped: there is nobody to say goodbye to
 	}
-	if !s.server {
+	if !s.root.server {
 		return nil
 	}
+	deadline := time.Now().Add(goodbyeTimeout)
 	for rank := range s.size {
-		if _, err := s.Get(ctx, "done/"+strconv.Itoa(rank), goodbyeTimeout); err != nil {
+		if err := s.await(ctx, "done/"+strconv.Itoa(rank), deadline); err != nil {
 			return fmt.Errorf("dist: rank %d left the store before rank %d had said goodbye: %w", s.rank, rank, err)
 		}
 	}

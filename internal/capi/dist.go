@@ -78,18 +78,22 @@ const (
 	ReduceMax = 4
 )
 
-// NewGloo connects a Gloo process group through store. host chooses the network interface; empty is the default one.
-func NewGloo(store Handle, rank, world int, timeoutMS int64, host string) (Handle, error) {
+// NewGloo connects a Gloo process group through store. connectMS bounds the connecting, timeoutMS every wait of a
+// collective for a peer. host chooses the network interface; empty is the default one.
+func NewGloo(store Handle, rank, world int, connectMS, timeoutMS int64, host string) (Handle, error) {
 	return handle(withText(host, func(h *C.char) C.gf_ret {
-		return C.load_gf_gloo_new(C.int64_t(store), C.int64_t(rank), C.int64_t(world), C.int64_t(timeoutMS), h)
+		return C.load_gf_gloo_connect(C.int64_t(store), C.int64_t(rank), C.int64_t(world), C.int64_t(connectMS), C.int64_t(timeoutMS), h)
 	}))
 }
 
 // FreeGroup closes a process group.
 func FreeGroup(pg Handle) { _ = status(C.load_gf_pg_free(C.int64_t(pg))) }
 
-// AbortGroup cancels the group's running work.
-func AbortGroup(pg Handle) error { return status(C.load_gf_pg_abort(C.int64_t(pg))) }
+// AbortGroup fails the group's running and later work; false means that this is not possible.
+func AbortGroup(pg Handle) (bool, error) {
+	n, err := result(C.load_gf_pg_abort(C.int64_t(pg)))
+	return n != 0, err
+}
 
 // AllGather starts gathering in of every rank into out, in rank order.
 func AllGather(pg, out, in Handle) (Handle, error) {

@@ -152,8 +152,9 @@ typedef struct gf_callbacks {
   X(gf_store_add, (int64_t store, const char* key, int64_t delta), (store, key, delta))                               \
   X(gf_store_check, (int64_t store, const char* key), (store, key))                                                   \
   /* process group */                                                                                                 \
-  X(gf_gloo_new, (int64_t store, int64_t rank, int64_t world, int64_t timeout_ms, const char* host),                 \
-    (store, rank, world, timeout_ms, host))                                                                           \
+  X(gf_gloo_connect,                                                                                                  \
+    (int64_t store, int64_t rank, int64_t world, int64_t connect_ms, int64_t timeout_ms, const char* host),          \
+    (store, rank, world, connect_ms, timeout_ms, host))                                                              \
   X(gf_pg_free, (int64_t pg), (pg))                                                                                   \
   X(gf_pg_abort, (int64_t pg), (pg))                                                                                  \
   X(gf_all_gather, (int64_t pg, int64_t out, int64_t in), (pg, out, in))                                              \

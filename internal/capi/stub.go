@@ -292,16 +292,17 @@ const (
 	ReduceMax = 4
 )
 
-// NewGloo connects a Gloo process group through store. host chooses the network interface; empty is the default one.
-func NewGloo(store Handle, rank, world int, timeoutMS int64, host string) (Handle, error) {
+// NewGloo connects a Gloo process group through store. connectMS bounds the connecting, timeoutMS every wait of a
+// collective for a peer. host chooses the network interface; empty is the default one.
+func NewGloo(store Handle, rank, world int, connectMS, timeoutMS int64, host string) (Handle, error) {
 	return 0, errNoCgo
 }
 
 // FreeGroup closes a process group.
 func FreeGroup(pg Handle) {}
 
-// AbortGroup cancels the group's running work.
-func AbortGroup(pg Handle) error { return errNoCgo }
+// AbortGroup fails the group's running and later work; false means that this is not possible.
+func AbortGroup(pg Handle) (bool, error) { return false, errNoCgo }
 
 // AllGather starts gathering in of every rank into out, in rank order.
 func AllGather(pg, out, in Handle) (Handle, error) { return 0, errNoCgo }

@@ -1,0 +1,75 @@
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/capi"
+	"github.com/gofsdp/gofsdp/torch"
+)
+
+// ErrMismatch is the reason of collectives that not every rank started alike, where GlooConfig.Check is on.
+var ErrMismatch = errors.New("the ranks run different collectives")
+
+// ops numbers the collectives for the comparison.
+var ops = []Op{OpAllGather, OpReduceScatter, OpAllReduce, OpBroadcast, OpBarrier}
+
+// compare lets all ranks see what each of them is about to run, and fails on all of them if that differs. It runs an
+// all-gather of four numbers, which waits for every rank.
+func (g *Gloo) compare(ctx context.Context, what operation, t *torch.Tensor, code int64) error {
+	const width = 4
+	number := int64(-1)
+	for i, op := range ops {
+		if op == what.Op {
+			number = int64(i)
+		}
+	}
+	mine := torch.FromSlice([]int64{what.Seq, number, what.Elements, code})
+	defer mine.Free()
+	all := torch.Empty(torch.Int64, int64(g.size)*width)
+	defer all.Free()
+	h, err := g.launch(func(pg capi.Handle) (h capi.Handle, err error) {
+		all.WithHandle(func(o uintptr) {
+			mine.WithHandle(func(i uintptr) { h, err = capi.AllGather(pg, capi.Handle(o), capi.Handle(i)) })
+		})
+		return h, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := newGlooWork(g, h, what, t).Wait(ctx); err != nil {
+		return err
+	}
+	rows := torch.Slice[int64](all)
+	own := rows[g.rank*width:][:width]
+	for rank := range g.size {
+		row := rows[rank*width:][:width]
+		if [width]int64(row) != [width]int64(own) {
+			err := fmt.Errorf("%w: rank %d runs %s, rank %d %s", ErrMismatch, g.rank, describe(own), rank, describe(row))
+			g.Abort(err)
+			return err
+		}
+	}
+	return nil
+}
+
+// describe puts a row of compare in words.
+func describe(row []int64) string {
+	op := "an unknown collective"
+	if i := row[1]; i >= 0 && int(i) < len(ops) {
+		op = string(ops[i])
+	}
+	s := fmt.Sprintf("#%d %s", row[0], op)
+	if op == string(OpBarrier) {
+		return s
+	}
+	s += fmt.Sprintf(" of %d elements of %v", row[2], torch.DType(row[3]&0xff))
+	switch argument := row[3] >> 8; Op(op) {
+	case OpBroadcast:
+		s += fmt.Sprintf(" from rank %d", argument)
+	case OpAllReduce, OpReduceScatter:
+		s += fmt.Sprintf(" (%v)", ReduceOp(argument))
+	}
+	return s
+}
