@@ -36,4 +36,5 @@
 //	reset_iter_state                      Model.Reset
 //	clip_grad_norm_                       Model.ClipGradNorm, Model.Clip
 //	set_custom_*, set_all_reduce_hook     Config.Comm
+//	fsdp_config of an Accelerate file     ParseOptions
 package fsdp

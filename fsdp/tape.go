@@ -87,6 +87,7 @@ func (m *Model) preBackward(s *use) error {
 		}
 		m.tape[s.end].done = true
 	}
+	defer m.trimTape()
 	return m.gatherForBackward(s)
 }
 
@@ -111,7 +112,20 @@ func (m *Model) postBackward(s *use) error {
 		}
 		m.tape[s.begin].done = true
 	}
+	defer m.trimTape()
 	return m.finishUse(s)
+}
+
+// trimTape takes the last events off the tape that backward has passed, so that each event looks at few others.
+func (m *Model) trimTape() {
+	for n := len(m.tape); n > 0 && m.tape[n-1].done; n-- {
+		if e := m.tape[n-1]; e.end {
+			e.use.end = -1
+		} else {
+			e.use.begin = -1
+		}
+		m.tape = m.tape[:n-1]
+	}
 }
 
 func (m *Model) finishUse(s *use) error {
