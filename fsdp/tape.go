@@ -14,6 +14,7 @@ type use struct {
 	begin    int  // places of its events on the tape; -1 when they are off it
 	end      int  //
 	recorded bool // some output requires grad
+	ended    bool // its forward is over
 	done     bool // post-backward ran
 }
 
@@ -62,7 +63,7 @@ func (m *Model) endUse(s *use) {
 		s.begin, s.done = -1, true
 		return
 	}
-	s.end = len(m.tape)
+	s.end, s.ended = len(m.tape), true
 	m.tape = append(m.tape, event{use: s, end: true})
 }
 
@@ -140,7 +141,7 @@ func (m *Model) finishUse(s *use) error {
 func (m *Model) catchUp(place int) error {
 	for i := len(m.tape) - 1; i > place; i-- {
 		e := &m.tape[i]
-		if e.done || !slices.Contains(m.active, e.use.graph) || !e.end && e.use.end < 0 {
+		if e.done || !slices.Contains(m.active, e.use.graph) || !e.use.ended {
 			continue // the last is a unit whose forward is not over
 		}
 		e.done = true
