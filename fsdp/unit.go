@@ -81,6 +81,18 @@ func (u *unit) dropPart() {
 	}
 }
 
+// Note [Streams]
+// The driving goroutine never waits for a device here. A collective starts behind everything that was enqueued so far on the
+// current stream (the copies into what it sends, and the last use of the memory that it writes), and Work.Wait makes
+// the current stream wait for it; that is the contract of dist.Group. So the current stream orders all uses of a unit's
+// memory, and the following hold without any event of our own:
+//   - what is sent and received stays allocated until after Wait: the transfer owns it;
+//   - full storages are freed after the kernels that read them were enqueued, and the allocator hands memory of the current
+//     stream to later work of that stream only;
+//   - a shard's buffer is read by gathers that were awaited before backward ends, so before the optimiser writes it. Gathers
+//     that nobody awaited are, in drop.
+// Two things do read from the device: the counts of used parameters, once per reduction, when it is awaited; and the norm.
+
 // startUnshard enqueues the all-gathers. It does nothing where the unit is gathered or being gathered.
 func (u *unit) startUnshard(ctx context.Context) (err error) {
 	if u.state != sharded || len(u.pieces) == 0 {
