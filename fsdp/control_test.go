@@ -319,3 +319,78 @@ func TestModuleUsedInALoop(t *testing.T) {
 		}
 	}
 }
+
+// FC-55: a rank whose batch has no rows takes part all the same, and counts nothing. Settings of single units hold: one keeps
+// its parameters from forward to backward, and an embedding is not gathered for backward.
+func TestEmptyBatchAndUnitOptions(t *testing.T) {
+	step := func(ctx context.Context, n *chain, rank int) error {
+		return torch.Try(func() {
+			s := torch.NewScope(nil)
+			defer s.Close()
+			rows := int64(2)
+			if rank == 1 {
+				rows = 0
+			}
+			x := s.Own(torch.Randn(torch.NewGenerator(int64(rank)), torch.Float64, rows, 5))
+			nn.Run(n, &nn.Call{Context: ctx, Scope: s, Training: true}, x).Backward()
+		})
+	}
+	ref := newChain(3)
+	for rank := range 3 {
+		require.NoError(t, step(t.Context(), ref, rank))
+	}
+	ranktest.Run(t, 3, func(ctx context.Context, g dist.Group) error {
+		n := newChain(3)
+		m, err := fsdp.Wrap(n, g, fsdp.Config{Units: fsdp.ByType[*lookLayer](), DivideFactor: 1,
+			PerUnit: func(name string, _ any) fsdp.UnitOptions {
+				if name == "Layers.1" {
+					return fsdp.UnitOptions{Reshard: fsdp.ReshardAfterBackward}
+				}
+				return fsdp.UnitOptions{}
+			}})
+		if err != nil {
+			return err
+		}
+		if err := step(ctx, n, g.Rank()); err != nil {
+			return err
+		}
+		for i, p := range nn.NamedParams(n) {
+			if err := compare(p.Name, p.Param.Tensor().Grad(), nn.Params(ref)[i].Tensor().Grad(), g); err != nil {
+				return err
+			}
+		}
+		if got := m.Counters().AllGathers.Load(); got != 4+2 {
+			return fmt.Errorf("%d all-gathers", got)
+		}
+		return nil
+	})
+
+	// An embedding is looked up by index: its backward does not read it.
+	ids := torch.FromSlice([]int64{1, 2, 3, 4})
+	lookup := func(ctx context.Context, m *lm) error {
+		return torch.Try(func() {
+			s := torch.NewScope(nil)
+			defer s.Close()
+			nn.Run(m, &nn.Call{Context: ctx, Scope: s, Training: true}, ids.In(s)).Backward()
+		})
+	}
+	model := initLM(false)
+	require.NoError(t, lookup(t.Context(), model))
+	ranktest.Run(t, 2, func(ctx context.Context, g dist.Group) error {
+		m := initLM(false)
+		f, err := fsdp.Wrap(m, g, fsdp.Config{Units: fsdp.ByType[*nn.Embedding](), Reshard: fsdp.ReshardAfterForward,
+			PerUnit: func(name string, _ any) fsdp.UnitOptions { return fsdp.UnitOptions{NoBackwardUnshard: name == "embed"} }})
+		if err != nil {
+			return err
+		}
+		if err := lookup(ctx, m); err != nil {
+			return err
+		}
+		for _, u := range f.Stats() {
+			if want := map[string]int64{"embed": 1, "": 2}[u.Unit]; u.AllGather.Calls != want {
+				return fmt.Errorf("unit %q: %d all-gathers, want %d", u.Unit, u.AllGather.Calls, want)
+			}
+		}
+		return compare("embedding's gradient", m.Embed.Weight.Tensor().Grad(), model.Embed.Weight.Tensor().Grad(), g)
+	})
+}

@@ -100,13 +100,16 @@ func (m *Model) Shards() iter.Seq[Shard] {
 	}
 }
 
-// ZeroGrad drops the gradients of all shards.
+// ZeroGrad drops the gradients of all shards, and of parameters that are not sharded (Config.Ignore).
 func (m *Model) ZeroGrad() {
 	for _, u := range m.units {
-		for _, p := range u.trainable {
+		for _, p := range u.params {
 			if p.shard != nil {
 				p.shard.SetGrad(nil)
 			}
 		}
+	}
+	for _, p := range m.ignored {
+		p.Tensor().SetGrad(nil)
 	}
 }

@@ -47,6 +47,9 @@ func (h *member) BeforeForward(c *nn.Call, in []*torch.Tensor) []*torch.Tensor {
 	clear(u.ran)
 	u.using = nil
 	record := torch.GradEnabled()
+	if !c.Recomputing {
+		torch.Throw(u.checkOrder(ctx, record))
+	}
 	torch.Throw(u.unshard(ctx, record && u.smaller))
 	m.prefetchForward(ctx, u)
 	in = u.precision.castInputs(in)

@@ -21,7 +21,7 @@ type Model struct {
 	units        []*unit // in order of declaration, outer ones first; the root last
 	byName       map[string]*param
 	names        []string
-	ignored      []*nn.Param // trainable, and left alone
+	ignored      []*nn.Param // left alone (Config.Ignore)
 	counters     Counters
 
 	ctx     context.Context // of the running forward, for its backward
@@ -49,6 +49,14 @@ func (m *Model) Group() dist.Group { return m.world }
 
 // ShardGroup is the ranks that hold one copy of the model between them.
 func (m *Model) ShardGroup() dist.Group { return m.shard }
+
+// Close leaves the group that Config.ReshardSize needs. Every rank calls it; without ReshardSize it does nothing.
+func (m *Model) Close(ctx context.Context) error {
+	if m.reshardGroup == nil {
+		return nil
+	}
+	return m.reshardGroup.Close(ctx)
+}
 
 // Units lists the units' names in order; the root is "". A unit of several modules has their names with "+" between them.
 func (m *Model) Units() []string {

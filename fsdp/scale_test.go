@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -208,7 +210,7 @@ func TestMemory(t *testing.T) {
 	block := (s.inner*s.width + s.width) * elem
 	rest := (s.width*s.width + s.vocabulary*s.width) * elem
 	sharded := (s.layers*block + rest) / 2
-	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for name, c := range map[string]struct {
 		config   fsdp.Config
 		forward  int64
@@ -218,6 +220,7 @@ func TestMemory(t *testing.T) {
 		"direct":  {fsdp.Config{DirectBytes: 1 << 20}, 2*block + rest, 3*block + rest + sharded},
 		"keep":    {fsdp.Config{Reshard: fsdp.ReshardAfterBackward}, s.layers*block + rest + block, s.layers*block + rest + 2*block + sharded},
 	} {
+		settle()
 		base := torch.MemoryStats().LiveBytes
 		n := newTower(s, torch.CPU, torch.Float32)
 		whole := torch.MemoryStats().LiveBytes - base
@@ -245,11 +248,15 @@ func TestMemory(t *testing.T) {
 			require.LessOrEqual(t, torch.MemoryStats().LiveBytes-base, 2*sharded+slack, "%s: after backward", name)
 			m.ZeroGrad()
 		}
-		for _, p := range nn.Params(n) {
-			p.Tensor().Free()
-		}
+	}
+}
+
+// settle waits for the collector to free what earlier tests left behind.
+func settle() {
+	for before := int64(-1); before != torch.MemoryStats().LiveBytes; {
+		before = torch.MemoryStats().LiveBytes
 		runtime.GC()
-		runtime.GC()
+		time.Sleep(30 * time.Millisecond)
 	}
 }
 

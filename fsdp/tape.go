@@ -14,6 +14,7 @@ type use struct {
 	begin    int  // places of its events on the tape; -1 when they are off it
 	end      int  //
 	recorded bool // some output requires grad
+	ended    bool // its forward is over
 	done     bool // post-backward ran
 }
 
@@ -62,7 +63,7 @@ func (m *Model) endUse(s *use) {
 		s.begin, s.done = -1, true
 		return
 	}
-	s.end = len(m.tape)
+	s.end, s.ended = len(m.tape), true
 	m.tape = append(m.tape, event{use: s, end: true})
 }
 
@@ -87,6 +88,7 @@ func (m *Model) preBackward(s *use) error {
 		}
 		m.tape[s.end].done = true
 	}
+	defer m.trimTape()
 	return m.gatherForBackward(s)
 }
 
@@ -111,7 +113,20 @@ func (m *Model) postBackward(s *use) error {
 		}
 		m.tape[s.begin].done = true
 	}
+	defer m.trimTape()
 	return m.finishUse(s)
+}
+
+// trimTape takes the last events off the tape that backward has passed, so that each event looks at few others.
+func (m *Model) trimTape() {
+	for n := len(m.tape); n > 0 && m.tape[n-1].done; n-- {
+		if e := m.tape[n-1]; e.end {
+			e.use.end = -1
+		} else {
+			e.use.begin = -1
+		}
+		m.tape = m.tape[:n-1]
+	}
 }
 
 func (m *Model) finishUse(s *use) error {
@@ -126,7 +141,7 @@ func (m *Model) finishUse(s *use) error {
 func (m *Model) catchUp(place int) error {
 	for i := len(m.tape) - 1; i > place; i-- {
 		e := &m.tape[i]
-		if e.done || !slices.Contains(m.active, e.use.graph) || !e.end && e.use.end < 0 {
+		if e.done || !slices.Contains(m.active, e.use.graph) || !e.use.ended {
 			continue // the last is a unit whose forward is not over
 		}
 		e.done = true
@@ -169,10 +184,14 @@ func (m *Model) passBranches(ctx context.Context, u *unit) error {
 func (m *Model) leaveOut(ctx context.Context, u *unit) error {
 	m.passed = u.number + 1
 	m.now = append(m.now, u)
+	if err := u.checkOrder(ctx, torch.GradEnabled()); err != nil {
+		return err
+	}
 	if err := u.startUnshard(ctx); err != nil {
 		return err
 	}
 	u.drop(ctx)
+	m.prefetchForward(ctx, u)
 	var s *use
 	if torch.GradEnabled() {
 		s = m.beginUse(u)

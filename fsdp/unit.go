@@ -81,6 +81,18 @@ func (u *unit) dropPart() {
 	}
 }
 
+// Note [Streams]
+// The driving goroutine never waits for a device here. A collective starts behind everything that was enqueued so far on the
+// current stream (the copies into what it sends, and the last use of the memory that it writes), and Work.Wait makes
+// the current stream wait for it; that is the contract of dist.Group. So the current stream orders all uses of a unit's
+// memory, and the following hold without any event of our own:
+//   - what is sent and received stays allocated until after Wait: the transfer owns it;
+//   - full storages are freed after the kernels that read them were enqueued, and the allocator hands memory of the current
+//     stream to later work of that stream only;
+//   - a shard's buffer is read by gathers that were awaited before backward ends, so before the optimiser writes it. Gathers
+//     that nobody awaited are, in drop.
+// Two things do read from the device: the counts of used parameters, once per reduction, when it is awaited; and the norm.
+
 // startUnshard enqueues the all-gathers. It does nothing where the unit is gathered or being gathered.
 func (u *unit) startUnshard(ctx context.Context) (err error) {
 	if u.state != sharded || len(u.pieces) == 0 {
@@ -210,23 +222,52 @@ func (u *unit) checkTags(all *torch.Tensor, bytes int64) error {
 	}
 	var err error
 	all.WithBytes(func(b []byte) {
-		for at, r := int64(0), 0; at < int64(len(b)); at, r = at+bytes, r+1 {
-			switch t := readTag(b[at:]); {
-			case t == u.tag:
-				continue
-			case t.unit == u.tag.unit:
-				err = fmt.Errorf("rank %d has other trainable parameters in it: freeze and unfreeze on all ranks alike", r)
-			default:
-				other := "something else"
-				if t.unit < uint64(len(u.m.units)) {
-					other = u.m.units[t.unit].String()
-				}
-				err = fmt.Errorf("rank %d gathers %s at the same time: every rank must run the same units in the same order; Config.Branches lets ranks leave units out", r, other)
-			}
-			return
+		for at, r := int64(0), 0; at < int64(len(b)) && err == nil; at, r = at+bytes, r+1 {
+			err = u.compare(readTag(b[at:]), u.tag, r)
 		}
 	})
 	return err
+}
+
+// compare says what rank does in place of what this one does.
+func (u *unit) compare(theirs, ours tag, rank int) error {
+	switch {
+	case theirs == ours:
+		return nil
+	case theirs.unit == ours.unit:
+		return fmt.Errorf("rank %d has other trainable parameters in it, or runs it with gradients where others do not: all ranks must do alike", rank)
+	}
+	other := "something else"
+	if theirs.unit < uint64(len(u.m.units)) {
+		other = u.m.units[theirs.unit].String()
+	}
+	return fmt.Errorf("rank %d gathers %s at the same time: every rank must run the same units in the same order; Config.Branches lets ranks leave units out", rank, other)
+}
+
+// checkOrder compares what all ranks are about to run. See Config.CheckOrder.
+func (u *unit) checkOrder(ctx context.Context, record bool) error {
+	g := u.m.shard
+	if !u.m.config.CheckOrder || g.Size() == 1 || u.m.config.Device.Type == torch.MetaType {
+		return nil
+	}
+	ours := u.tag
+	if !record {
+		ours.trainable = 0
+	}
+	err := torch.Try(func() {
+		torch.NoGrad(func() {
+			s := torch.NewScope(nil)
+			defer s.Close()
+			in := s.Own(torch.FromSlice([]int64{int64(ours.unit), int64(ours.trainable)})).ToDevice(u.m.config.Device)
+			out := s.Own(torch.EmptyOn(u.m.config.Device, torch.Int64, int64(2*g.Size())))
+			torch.Throw(dist.Wait(ctx)(g.AllGather(dist.WithLabel(ctx, "order of units"), out, in)))
+			all := torch.Slice[int64](out.ToDevice(torch.CPU))
+			for r := range g.Size() {
+				torch.Throw(u.compare(tag{uint64(all[2*r]), uint64(all[2*r+1])}, ours, r))
+			}
+		})
+	})
+	return u.wrap(err, "run")
 }
 
 // reshard frees the full parameters and makes the shards current.

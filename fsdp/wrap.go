@@ -246,7 +246,7 @@ func (w *wrapper) shard(ctx context.Context) error {
 				p := m.byName[n.Name]
 				if p != nil {
 					p.cutRows(m.shard.Size())
-				} else if n.Param.Trainable() {
+				} else if !n.Param.Replicated() {
 					m.ignored = append(m.ignored, n.Param)
 				}
 				m.names = append(m.names, n.Name)
