@@ -82,18 +82,19 @@ func TestOrderOfEntriesDoesNotMatter(t *testing.T) {
 // Save on one rank only ends with an error when the time is over, and leaves nothing.
 func TestSaveOnOneRankOnly(t *testing.T) {
 	root := t.TempDir()
-	ranktest.Run(t, 2, func(ctx context.Context, g dist.Group) error {
+	var got error
+	_ = ranktest.Ranks(t.Context(), 2, func(ctx context.Context, g dist.Group) error {
 		if g.Rank() == 1 {
+			<-ctx.Done() // until rank 0 has failed
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
-		_, err := Save(ctx, g, root, 1, snapshot(fsdp.ShardRows, g, 1), SaveOptions{})
-		if err == nil || !errors.Is(err, errLost) {
-			return fmt.Errorf("got %v", err)
-		}
-		return nil
+		_, got = Save(ctx, g, root, 1, snapshot(fsdp.ShardRows, g, 1), SaveOptions{})
+		return got
 	})
+	require.ErrorIs(t, got, errLost)
+	require.ErrorIs(t, got, context.DeadlineExceeded)
 	requireOnly(t, root)
 }
 
