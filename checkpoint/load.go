@@ -161,6 +161,17 @@ func (c *Checkpoint) Tensors(kind Kind) ([]TensorInfo, error) {
 	return list, nil
 }
 
+// SkipChecksums makes loading as quick as the copy alone, for files that were checked by other means. Call it first.
+func (c *Checkpoint) SkipChecksums() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	files := slices.Clone(c.manifest.Files)
+	for i := range files {
+		files[i].CRC32C = ""
+	}
+	c.manifest.Files = files
+}
+
 // Drop forgets tensors that the checkpoint may hold and Load shall not ask for, such as the second name of a tied parameter.
 func (c *Checkpoint) Drop(kind Kind, names ...string) error {
 	x, err := c.index(kind)
@@ -404,27 +415,65 @@ func (x *index) fill(ctx context.Context, kind Kind, entries []Entry) error {
 	return nil
 }
 
-// copyTo copies rows lo to hi into dst, a piece at a time: the bytes are checked, copied and given back while the processor
-// has them at hand.
-func (t *stored) copyTo(dst *torch.Tensor, lo, hi int64) error {
+// piece is a range of rows of a chunk, counted in the tensor, and its bytes.
+type piece struct {
+	chunk
+	from, to int64
+	src      []byte
+	err      error
+}
+
+// pieces gives rows lo to hi in small ranges.
+func (t *stored) pieces(lo, hi int64) (list []piece) {
 	step := t.pieceRows()
 	for _, c := range t.chunks {
 		end := min(hi, c.hi)
 		for from := max(lo, c.lo); from < end; from += step {
-			to := min(from+step, end)
-			src, err := c.src.rows(from-c.lo, to-c.lo)
-			if err != nil {
-				return err
+			list = append(list, piece{chunk: c, from: from, to: min(from+step, end)})
+		}
+	}
+	return list
+}
+
+// read fetches and checks the bytes in another goroutine.
+func (p piece) read() <-chan piece {
+	done := make(chan piece, 1)
+	go func() {
+		p.src, p.err = p.chunk.src.rows(p.from-p.lo, p.to-p.lo)
+		done <- p
+	}()
+	return done
+}
+
+// copyTo copies rows lo to hi into dst. While one piece is copied, the next one is read and its checksum compared.
+func (t *stored) copyTo(dst *torch.Tensor, lo, hi int64) error {
+	list := t.pieces(lo, hi)
+	if len(list) == 0 {
+		return nil
+	}
+	next := list[0].read()
+	for i := range list {
+		p := <-next
+		if p.err != nil {
+			return p.err
+		}
+		if i+1 < len(list) {
+			next = list[i+1].read()
+		}
+		if len(p.src) == 0 {
+			continue
+		}
+		err := torch.Try(func() { copyRows(dst, p.src, p.from-lo, p.to-p.from) })
+		if err != nil {
+			err = fmt.Errorf("copy rows %d to %d from %s: %w", p.from, p.to, p.path, err)
+		} else {
+			err = p.chunk.src.release(p.src)
+		}
+		if err != nil {
+			if i+1 < len(list) {
+				<-next // nobody reads when the files are closed
 			}
-			if len(src) == 0 {
-				continue
-			}
-			if err := torch.Try(func() { copyRows(dst, src, from-lo, to-from) }); err != nil {
-				return fmt.Errorf("copy rows %d to %d from %s: %w", from, to, c.path, err)
-			}
-			if err := c.src.release(src); err != nil {
-				return err
-			}
+			return err
 		}
 	}
 	return nil

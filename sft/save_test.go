@@ -167,3 +167,22 @@ func TestSavingSettingsAreChecked(t *testing.T) {
 		require.ErrorContains(t, c.Validate(), want)
 	}
 }
+
+// An adapter of another rank, or for other layers, is refused before anything changes, and the message has both sides.
+func TestResumeRefusesAnotherAdapter(t *testing.T) {
+	model, data, out := tinyModel(t), tinyData(t), t.TempDir()
+	c := config(model, data, out)
+	c.MaxSteps, c.EvalStrategy, c.EvalOnStart, c.SaveSteps = 1, "no", false, 1
+	run(t, 1, c)
+	for want, edit := range map[string]func(c *sft.Config){
+		"lora_A.weight\" is F32[8 32] here, F32[4 32] in": func(c *sft.Config) { c.LoRAR = 8 },
+		"is unexpected: nothing here has that name":       func(c *sft.Config) { c.LoRATargets = []string{"q_proj"} },
+	} {
+		other := c
+		other.Resume, other.MaxSteps = "true", 2
+		edit(&other)
+		_, _, errs := ranks(t, 1, func(int) sft.Config { return other }, nil)
+		require.ErrorContains(t, errs[0], want)
+		require.ErrorContains(t, errs[0], "checkpoint-1")
+	}
+}

@@ -60,6 +60,8 @@ func parseHeader(file string, data []byte, size int64) (*header, error) {
 	}
 	n := binary.LittleEndian.Uint64(data)
 	switch {
+	case bytes.HasPrefix(data, []byte("version https://git-lfs.")):
+		return nil, fail(0, "this is a Git LFS pointer, not the file itself: fetch it with git lfs pull")
 	case n > MaxHeaderSize:
 		return nil, fail(0, "header length %d is over the limit of %d: not a safetensors file?", n, MaxHeaderSize)
 	case int64(n) > size-8:
