@@ -348,7 +348,7 @@ gf_ret gf_init(const gf_callbacks* callbacks) {
     TORCH_CHECK(callbacks && callbacks->call && callbacks->release, "gf_init needs both callbacks");
     go = *callbacks;
     install_engine();
-    return GF_ABI_VERSION;
+    return int64_t{GF_ABI};
   });
 }
 

@@ -14,8 +14,6 @@
 extern "C" {
 #endif
 
-#define GF_ABI_VERSION 1
-
 // Kinds of error; the Go side maps them to sentinel values.
 enum gf_kind {
   GF_ERR_OTHER = 0,      // any other C++ exception

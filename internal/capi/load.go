@@ -7,6 +7,9 @@ package capi
 import "C"
 
 import (
+	"crypto/sha256"
+	_ "embed"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -41,6 +44,17 @@ func (e *VersionError) Error() string {
 		"or set GOFSDP_IGNORE_TORCH_VERSION=1 to load it all the same", e.Library, e.Expected, e.Found, e.Torch, setupCommand())
 }
 
+// header declares the functions of the library.
+//
+//go:embed gofsdp.h
+var header []byte
+
+// abiOf is the number by which a library tells from which header it was built: the first 15 digits of its SHA-256.
+func abiOf(header []byte) int64 {
+	sum := sha256.Sum256(header)
+	return int64(binary.BigEndian.Uint64(sum[:8]) >> 4)
+}
+
 // Load opens the library once; later calls return the first result. Everything else in this package needs it.
 var Load = sync.OnceValue(load)
 
@@ -69,12 +83,12 @@ func load() error {
 			C.free(unsafe.Pointer(msg))
 			continue
 		}
-		version, err := result(C.load_init())
+		abi, err := result(C.load_init())
 		if err != nil {
 			return fmt.Errorf("capi: initialise %s: %w", path, err)
 		}
-		if version != C.GF_ABI_VERSION {
-			return fmt.Errorf("capi: %s has ABI version %d, this program needs %d: run `make build`", path, version, C.GF_ABI_VERSION)
+		if abi != abiOf(header) {
+			return fmt.Errorf("capi: %s was built from other sources than this program: run %s to build it anew", path, setupCommand())
 		}
 		if err := checkRunning(path); err != nil {
 			return err
