@@ -39,6 +39,8 @@ func BackwardAll(roots, grads []*Tensor, o BackwardOptions) {
 	rh, gh := args.handles(roots), args.handles(grads)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	calls.enter()
+	defer calls.leave()
 	check(op, capi.Backward(rh, gh, o.RetainGraph || o.CreateGraph, o.CreateGraph))
 }
 
@@ -58,6 +60,8 @@ func Grad(outputs, inputs []*Tensor, o GradOptions) []*Tensor {
 	oh, gh, ih := args.handles(outputs), args.handles(o.GradOutputs), args.handles(inputs)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	calls.enter()
+	defer calls.leave()
 	out, err := capi.GradOf(oh, gh, ih, o.RetainGraph || o.CreateGraph, o.CreateGraph, o.AllowUnused)
 	check(op, err)
 	return wrapAll(out, args.scope)
@@ -159,6 +163,7 @@ func (t *Tensor) RegisterHook(f func(grad *Tensor) (*Tensor, error)) *Hook {
 type tensorHook func(*Tensor) (*Tensor, error)
 
 func (f tensorHook) Call(_ capi.Event, in, out []int64) error {
+	defer inHook()()
 	s := NewScope(nil)
 	defer s.Close()
 	r, err := f(wrapHandle(capi.Handle(in[0]), s))
@@ -184,6 +189,7 @@ func (t *Tensor) RegisterPostAccumulateGradHook(f func(leaf *Tensor) error) *Hoo
 type leafHook func(*Tensor) error
 
 func (f leafHook) Call(_ capi.Event, in, _ []int64) error {
+	defer inHook()()
 	s := NewScope(nil)
 	defer s.Close()
 	return f(wrapHandle(capi.Handle(in[0]), s))
@@ -196,4 +202,7 @@ func QueueCallback(f func() error) {
 
 type finalHook func() error
 
-func (f finalHook) Call(capi.Event, []int64, []int64) error { return f() }
+func (f finalHook) Call(capi.Event, []int64, []int64) error {
+	defer inHook()()
+	return f()
+}

@@ -98,6 +98,7 @@ type functionNode struct {
 }
 
 func (n *functionNode) Call(_ capi.Event, in, out []int64) error {
+	defer inHook()()
 	s := NewScope(nil)
 	defer s.Close()
 	tensors := make([]*Tensor, len(in))
@@ -201,8 +202,7 @@ func WithSavedTensorHooks(hooks SavedTensorHooks, f func()) {
 type savedHooks struct{ h SavedTensorHooks }
 
 func (s savedHooks) Call(event capi.Event, in, out []int64) error {
-	hooksInside.Add(1)
-	defer hooksInside.Add(-1)
+	defer inHook()()
 	switch event {
 	case capi.EventPack:
 		scope := NewScope(nil)

@@ -72,7 +72,9 @@ func (c *Invocation) runInto(rets []int64) []int64 {
 	if c.op.heavy {
 		defer enterHeavy()()
 	}
+	calls.enter()
 	out, err := capi.CallOp(h, c.out, rets)
+	calls.leave()
 	if err != nil {
 		panic(c.explain(wrap(c.name, err)))
 	}
