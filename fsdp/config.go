@@ -46,8 +46,9 @@ type Config struct {
 	Branches bool
 	// CheckOrder compares, before each unit's forward, which unit every rank is about to run: one small all-gather more.
 	// Ranks that run different units get an error that names them. Without it only units of equal size are told apart
-	// for sure; where sizes differ Gloo ends the process, and NCCL waits for its timeout. It also finds a parameter that is
-	// frozen on some ranks only, and a forward without gradients on some ranks only.
+	// for sure; where sizes differ Gloo ends the process (unless dist.GlooConfig.Check compares every single collective), and
+	// NCCL waits for its timeout. It also finds a parameter that is frozen on some ranks only, and a forward without
+	// gradients on some ranks only.
 	CheckOrder bool
 	// Ignore leaves parameters alone (ignored_params): they stay whole on every rank, and reducing their gradients is the
 	// caller's business.
