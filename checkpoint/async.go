@@ -229,6 +229,24 @@ func (s *Saver) Wait(ctx context.Context) (finished string, err error) {
 	return b.w.final, nil
 }
 
+// Settle waits for this rank's part of the save in the background without the other ranks, for a run that ends with an error:
+// the checkpoint may still become complete. When ctx ends, the save is given up.
+func (s *Saver) Settle(ctx context.Context) error {
+	b := s.running
+	if b == nil {
+		return nil
+	}
+	s.running = nil
+	defer b.cancel()
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		b.cancel()
+		<-b.done
+	}
+	return b.err
+}
+
 // Busy tells whether a save is going on on this rank.
 func (s *Saver) Busy() bool {
 	if s.running == nil {

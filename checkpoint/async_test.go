@@ -97,3 +97,14 @@ func TestGiveUpWaiting(t *testing.T) {
 	}
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// A run that ends with an error lets its save end, without the other ranks.
+func TestSettle(t *testing.T) {
+	root := t.TempDir()
+	saver := &Saver{Group: dist.NewSingle(), Root: root}
+	require.NoError(t, saver.Settle(t.Context()))
+	_, err := saver.Start(t.Context(), 1, snapshot(replicated, saver.Group, 1))
+	require.NoError(t, err)
+	require.NoError(t, saver.Settle(t.Context()))
+	loadAt(t, filepath.Join(root, "checkpoint-1"), 1, 1, replicated)
+}

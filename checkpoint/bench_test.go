@@ -38,6 +38,18 @@ func BenchmarkSave(b *testing.B) {
 			}
 		})
 	}
+	b.Run("stall", func(b *testing.B) { // how long training stands still for a save in the background
+		saver := &Saver{Group: dist.NewSingle(), Root: b.TempDir()}
+		b.SetBytes(benchTensors * benchBytes)
+		for b.Loop() {
+			_, err := saver.Start(b.Context(), 1, Snapshot{Model: entries})
+			require.NoError(b, err)
+			b.StopTimer()
+			_, err = saver.Wait(b.Context())
+			require.NoError(b, err)
+			b.StartTimer()
+		}
+	})
 	b.Run("blocks", func(b *testing.B) {
 		root, block := b.TempDir(), make([]byte, 4<<20)
 		b.SetBytes(benchTensors * benchBytes)

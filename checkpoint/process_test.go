@@ -62,8 +62,8 @@ func child(t *testing.T, role, root string) *exec.Cmd {
 	return cmd
 }
 
-// saveForever saves from two ranks, starting after the latest checkpoint, every second step twice, and prints each step
-// once it is saved.
+// saveForever saves from two ranks, starting after the latest checkpoint, every second step twice, every third once
+// more in the background, in both formats, and prints each step once it is saved.
 func saveForever(root string) error {
 	_, start, err := Latest(root)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -71,8 +71,18 @@ func saveForever(root string) error {
 	}
 	return ranktest.Ranks(context.Background(), 2, func(ctx context.Context, g dist.Group) error {
 		for step := start + 1; ; step++ {
+			o := SaveOptions{TotalLimit: 2, Format: Format(step / 3 % 2)}
 			for range 1 + step%2 {
-				if _, err := Save(ctx, g, root, step, snapshot(fsdp.ShardRows, g, step), SaveOptions{TotalLimit: 2}); err != nil {
+				if _, err := Save(ctx, g, root, step, snapshot(fsdp.ShardRows, g, step), o); err != nil {
+					return err
+				}
+			}
+			if step%3 == 0 { // again, in the background
+				saver := &Saver{Group: g, Root: root, Options: o}
+				if _, err := saver.Start(ctx, step, snapshot(fsdp.ShardRows, g, step)); err != nil {
+					return err
+				}
+				if _, err := saver.Wait(ctx); err != nil {
 					return err
 				}
 			}

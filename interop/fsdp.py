@@ -19,11 +19,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+import transformers
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
+
+transformers.utils.logging.disable_progress_bar()
 
 BEFORE, AFTER = 2, 3  # steps, as in torch.go
 LR, DECAY = 1e-3, 0.01

@@ -139,6 +139,13 @@ func (r *run) all() (_ *Result, err error) {
 			return nil, err
 		}
 	}
+	defer func() {
+		if err != nil && r.saver != nil { // a checkpoint that is nearly there is not lost
+			ctx, cancel := context.WithTimeout(r.work, time.Minute)
+			defer cancel()
+			_ = r.saver.Settle(ctx)
+		}
+	}()
 	if err := r.loop(); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"strings"
 	"time"
@@ -141,7 +142,7 @@ func (r *run) flush() error {
 
 // noteBest compares the evaluation that was made at this step, if there was one, with the best so far.
 func (r *run) noteBest(step int) {
-	if r.evaluatedAt != step || r.evalLoss == nil || r.best.Loss != nil && !(*r.evalLoss < *r.best.Loss) {
+	if r.evaluatedAt != step || r.evalLoss == nil || math.IsNaN(*r.evalLoss) || math.IsInf(*r.evalLoss, 0) || r.best.Loss != nil && !(*r.evalLoss < *r.best.Loss) {
 		return
 	}
 	r.best = best{Step: step, Loss: r.evalLoss}
