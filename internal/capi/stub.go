@@ -284,7 +284,7 @@ func ExchangeDevice(kind, index int) (int, error) { return 0, errNoCgo }
 func SynchronizeDevice(kind, index int) error { return errNoCgo }
 
 // DeviceMemoryStats gives the counts of the device's caching allocator; see gf_device_memory_stats for the order.
-func DeviceMemoryStats(kind, index int) (out [10]int64, err error) { return 0, errNoCgo }
+func DeviceMemoryStats(kind, index int) (out [10]int64, err error) { return [10]int64{}, errNoCgo }
 
 // ResetDevicePeak starts new peaks of DeviceMemoryStats.
 func ResetDevicePeak(kind, index int) error { return errNoCgo }
@@ -296,10 +296,10 @@ func DeviceMemoryInfo(kind, index int) (free, total int64, err error) { return 0
 func EmptyDeviceCache(kind int) error { return errNoCgo }
 
 // GetStream gives a stream of a device; priority counts for NewStream, lower is more urgent.
-func GetStream(kind, index, which, priority int) (Stream, error) { return 0, errNoCgo }
+func GetStream(kind, index, which, priority int) (Stream, error) { return Stream{}, errNoCgo }
 
 // ExchangeStream makes a stream the current one of its device on this thread and returns the one before.
-func ExchangeStream(s Stream) (Stream, error) { return 0, errNoCgo }
+func ExchangeStream(s Stream) (Stream, error) { return Stream{}, errNoCgo }
 
 // QueryStream tells whether everything that was queued on a stream is done.
 func QueryStream(s Stream) (bool, error) { return false, errNoCgo }
@@ -346,8 +346,10 @@ func GeneratorSeed(g Handle) (int64, error) { return 0, errNoCgo }
 // SetMemoryLimit bounds the live bytes of CPU tensors (0: no bound) and returns the bound before.
 func SetMemoryLimit(bytes int64) (int64, error) { return 0, errNoCgo }
 
-// Load says that there is no cgo.
-func Load() error { return errNoCgo }
+// LowMemory is called before an allocation fails and tells whether it freed anything; Load hands it to the library. It runs
+// on the thread that allocates, which may hold the lock of the device's allocator: what it frees it must free on that
+// thread.
+var LowMemory = func() bool { return false }
 
 // TestLowMemory runs the callback of LowMemory as the CUDA allocator would, through libtorch's registry.
 func TestLowMemory() (bool, error) { return false, errNoCgo }

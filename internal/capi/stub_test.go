@@ -90,7 +90,7 @@ func (s *stubber) decl(d ast.Decl) string {
 		switch {
 		case d.Tok == token.IMPORT || d.Tok != token.CONST && !exports(d):
 			return ""
-		case d.Tok == token.VAR: // Load
+		case d.Tok == token.VAR && d.Specs[0].(*ast.ValueSpec).Names[0].Name == "Load":
 			return "// Load says that there is no cgo.\nfunc Load() error { return errNoCgo }"
 		}
 		return s.numbers(s.print(d))
@@ -133,6 +133,8 @@ func (s *stubber) body(f *ast.FuncType) *ast.BlockStmt {
 				value = "false"
 			case typ == "unsafe.Pointer" || strings.HasPrefix(typ, "[]") || strings.HasPrefix(typ, "*"):
 				value = "nil"
+			case typ == "Stream" || strings.HasPrefix(typ, "["):
+				value = typ + "{}"
 			}
 			list = append(list, ast.NewIdent(value))
 		}
