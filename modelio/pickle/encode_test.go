@@ -54,7 +54,7 @@ func TestWrittenValuesAreRead(t *testing.T) {
 
 func TestObjectsAreRead(t *testing.T) {
 	class := Global("some.module.Class")
-	data, err := Encode([]any{&Object{Class: class, State: &Dict{[]Item{{"dtype", Global("torch.float32")}}}},
+	data, err := Encode([]any{&Object{Class: class, State: &Dict{Items: []Item{{"dtype", Global("torch.float32")}}}},
 		&Object{Class: class, Args: []any{int64(0)}}, &Object{Class: torchSize, Args: []any{&Tuple{[]any{int64(2), int64(3)}}}}})
 	require.NoError(t, err)
 	v, err := Unpickle(data, []Global{class})
