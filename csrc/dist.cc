@@ -32,9 +32,25 @@ using std::chrono::milliseconds;
 // then closes it, so that the peers fail too. Gloo does the same when one of its operations times out. The transport is
 // reached through a field of gloo::Context, whose layout our header repeats: abort checks what it can of it first, and
 // without a match leaves the collectives to Gloo's timeout.
+//
+// Note [Tags]
+// Gloo matches the messages of a collective by its number alone. Where ranks start different ones under the same number, the
+// data that comes does not fit the buffer, and Gloo throws in its own thread: the process dies. So a tag says what the
+// collective is: 12 bits of its number, and 20 of a hash of its kind, elements, type and argument. Collectives that differ
+// do not meet; they wait, nothing is sent, and package dist finds out why.
 class Gloo : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
+
+  enum Kind : uint64_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kBarrier };
+
+  // Sets the tag of the collective that is started next. Collectives are started one at a time.
+  void tag(Kind kind, int64_t elements, at::ScalarType type, int64_t argument) {
+    uint64_t h = kind << 56 ^ static_cast<uint64_t>(argument) << 48 ^ static_cast<uint64_t>(type) << 40 ^ static_cast<uint64_t>(elements);
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9;  // splitmix64
+    h = (h ^ h >> 27) * 0x94d049bb133111eb;
+    collectiveCounter_ = static_cast<uint32_t>((h ^ h >> 31) << 12) | (number_++ & 0xfff);
+  }
 
   // Returns how many contexts were aborted.
   int64_t abort_contexts(const std::string& message) {
@@ -48,6 +64,9 @@ class Gloo : public c10d::ProcessGroupGloo {
     }
     return n;
   }
+
+ private:
+  uint32_t number_ = 0;
 };
 
 using Store = c10::intrusive_ptr<c10d::Store>;
@@ -191,7 +210,9 @@ gf_ret gf_pg_abort(int64_t pg) {
 gf_ret gf_all_gather(int64_t pg, int64_t out, int64_t in) {
   return network([&] {
     at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data();
-    return box(Work{unbox<Group>(pg)->_allgather_base(o, i), {}});
+    auto& group = unbox<Group>(pg);
+    group->tag(Gloo::kAllGather, i.numel(), i.scalar_type(), 0);
+    return box(Work{group->_allgather_base(o, i), {}});
   });
 }
 
@@ -200,7 +221,9 @@ gf_ret gf_all_gather_list(int64_t pg, const int64_t* outs, int64_t n, int64_t in
     std::vector<std::vector<at::Tensor>> o(1);
     for (int64_t i = 0; i < n; i++) o[0].push_back(borrow(outs[i]).variable_data());
     std::vector<at::Tensor> i{borrow(in).variable_data()};
-    return box(Work{unbox<Group>(pg)->allgather(o, i), {}});
+    auto& group = unbox<Group>(pg);
+    group->tag(Gloo::kAllGather, i[0].numel(), i[0].scalar_type(), n);
+    return box(Work{group->allgather(o, i), {}});
   });
 }
 
@@ -213,6 +236,7 @@ gf_ret gf_reduce_scatter(int64_t pg, int64_t out, int64_t in, int64_t op) {
     std::vector<int64_t> even;
     auto& group = unbox<Group>(pg);
     int64_t size = group->getSize();
+    group->tag(Gloo::kReduceScatter, i.numel(), i.scalar_type(), op);
     return box(Work{group->alltoall_base(parts, i, even, even), [o, parts, size, op]() mutable {
                       auto all = parts.view({size, o.numel()});
                       auto to = o.view({o.numel()});
@@ -238,7 +262,9 @@ gf_ret gf_all_reduce(int64_t pg, int64_t t, int64_t op) {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
     c10d::AllreduceOptions opts;
     opts.reduceOp = reduce_op(op);
-    return box(Work{unbox<Group>(pg)->allreduce(v, opts), {}});
+    auto& group = unbox<Group>(pg);
+    group->tag(Gloo::kAllReduce, v[0].numel(), v[0].scalar_type(), op);
+    return box(Work{group->allreduce(v, opts), {}});
   });
 }
 
@@ -247,7 +273,9 @@ gf_ret gf_broadcast(int64_t pg, int64_t t, int64_t root) {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
     c10d::BroadcastOptions opts;
     opts.rootRank = root;
-    return box(Work{unbox<Group>(pg)->broadcast(v, opts), {}});
+    auto& group = unbox<Group>(pg);
+    group->tag(Gloo::kBroadcast, v[0].numel(), v[0].scalar_type(), root);
+    return box(Work{group->broadcast(v, opts), {}});
   });
 }
 
@@ -268,7 +296,11 @@ gf_ret gf_recv(int64_t pg, int64_t t, int64_t src, int64_t tag) {
 }
 
 gf_ret gf_barrier(int64_t pg) {
-  return network([&] { return box(Work{unbox<Group>(pg)->barrier(), {}}); });
+  return network([&] {
+    auto& group = unbox<Group>(pg);
+    group->tag(Gloo::kBarrier, 0, at::kByte, 0);
+    return box(Work{group->barrier(), {}});
+  });
 }
 
 // Waits at most timeout_ms; returns 1 when the work is done, 0 when it still runs. Throws what the work threw.

@@ -9,7 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/torch"
 )
 
-// ErrMismatch is the reason of collectives that not every rank started alike, where GlooConfig.Check is on.
+// ErrMismatch is the reason of collectives that not every rank started alike. With GlooConfig.Check it is found before they
+// start; without, such collectives do not end, and the watchdog finds it a few seconds later.
 var ErrMismatch = errors.New("the ranks run different collectives")
 
 // ops numbers the collectives for the comparison.
@@ -56,16 +57,21 @@ func (g *Gloo) compare(ctx context.Context, what operation, t *torch.Tensor, cod
 
 // describe puts a row of compare in words.
 func describe(row []int64) string {
-	op := "an unknown collective"
+	o := operation{Seq: row[0], Op: "an unknown collective", Elements: row[2], Code: row[3]}
 	if i := row[1]; i >= 0 && int(i) < len(ops) {
-		op = string(ops[i])
+		o.Op = ops[i]
 	}
-	s := fmt.Sprintf("#%d %s", row[0], op)
-	if op == string(OpBarrier) {
+	return o.describe()
+}
+
+// describe is String with all that ranks must agree on.
+func (o operation) describe() string {
+	s := o.String()
+	if o.Op == OpBarrier {
 		return s
 	}
-	s += fmt.Sprintf(" of %d elements of %v", row[2], torch.DType(row[3]&0xff))
-	switch argument := row[3] >> 8; Op(op) {
+	s += fmt.Sprintf(" of %v", torch.DType(o.Code&0xff))
+	switch argument := o.Code >> 8; o.Op {
 	case OpBroadcast:
 		s += fmt.Sprintf(" from rank %d", argument)
 	case OpAllReduce, OpReduceScatter:

@@ -24,8 +24,8 @@ type GlooConfig struct {
 	// ConnectTimeout bounds the connecting; 0 means Timeout. The deadline of the context bounds it too.
 	ConnectTimeout time.Duration
 	// Check makes the ranks compare, before each collective, what they are about to run, so that a rank which runs another
-	// one or another size is named. Gloo itself would hang, mix up data, or end the process. Collectives then wait for
-	// all ranks when they start. TORCH_DISTRIBUTED_DEBUG=DETAIL sets it as well.
+	// one or another size is named at once. Without it that takes the watchdog a few seconds. Collectives then wait for all
+	// ranks when they start. TORCH_DISTRIBUTED_DEBUG=DETAIL sets it as well.
 	Check bool
 }
 
@@ -328,7 +328,7 @@ func (g *Gloo) averaged(w Work, err error, t *torch.Tensor, op ReduceOp) (Work, 
 
 // start begins a collective on t. whole is the number of elements that all ranks must agree on, and code whatever else.
 func (g *Gloo) start(ctx context.Context, op Op, t *torch.Tensor, whole, code int64, f func(capi.Handle) (capi.Handle, error)) (Work, error) {
-	what, err := g.begin(ctx, operation{Op: op, Label: Label(ctx), Elements: whole})
+	what, err := g.begin(ctx, operation{Op: op, Label: Label(ctx), Elements: whole, Code: code})
 	if err == nil && g.check {
 		err = g.compare(ctx, what, t, code)
 	}

@@ -6,7 +6,8 @@ import (
 )
 
 // Stall says why a collective did not finish: what the first rank that noticed saw, and what it found out about the
-// others. Every rank's error wraps the same one, reported through the store. It is an ErrTimeout if time ran out.
+// others. Every rank's error wraps the same one, reported through the store. It is an ErrTimeout if time ran out, and
+// an ErrMismatch if the ranks run different collectives.
 type Stall struct {
 	Rank     int    `json:"rank"` // who noticed; numbers are those of the group
 	Size     int    `json:"size"`
@@ -15,6 +16,7 @@ type Stall struct {
 	Seq      int64  `json:"seq"`    // how many collectives it had started in this group
 	Reason   string `json:"reason"` // what it saw
 	TimedOut bool   `json:"timed_out,omitempty"`
+	Mismatch bool   `json:"mismatch,omitempty"` // ranks started different collectives; those that differ from Rank's are in Ranks
 	// Ranks are those of which something is wrong, in order. None: all ranks had started the same collective.
 	Ranks []RankState `json:"ranks,omitempty"`
 }
@@ -22,7 +24,7 @@ type Stall struct {
 // RankState is what the store knows about a rank.
 type RankState struct {
 	Rank      int    `json:"rank"`
-	Last      string `json:"last"`                // what it started last, for people
+	Last      string `json:"last"`                // what it started last, or in its place, for people
 	Missing   bool   `json:"missing,omitempty"`   // it had not started the collective
 	Different bool   `json:"different,omitempty"` // it had started another one in its place, or one of another size
 	Silent    bool   `json:"silent,omitempty"`    // it shows no sign of life: stopped, killed, or cut off
@@ -57,19 +59,24 @@ func (s *Stall) Error() string {
 			what = append(what, "shows no sign of life")
 		}
 		if r.Different {
-			what = append(what, "runs another collective in its place")
+			what = append(what, "runs another collective in its place: "+r.Last)
 		}
 		if len(what) > 0 {
-			b.WriteString(" " + strings.Join(what, " and ") + ",")
+			b.WriteString(" " + strings.Join(what, " and "))
 		}
-		fmt.Fprintf(&b, " started last: %s", r.Last)
+		if !r.Different {
+			if len(what) > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, " started last: %s", r.Last)
+		}
 	}
 	return b.String()
 }
 
-// Is makes a stall that ran out of time an ErrTimeout.
+// Is makes a stall that ran out of time an ErrTimeout, and one of ranks that differ an ErrMismatch.
 func (s *Stall) Is(target error) bool {
-	return target == ErrTimeout && s.TimedOut
+	return target == ErrTimeout && s.TimedOut || target == ErrMismatch && s.Mismatch
 }
 
 func (o operation) short() string {

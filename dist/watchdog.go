@@ -19,6 +19,11 @@ import (
 // same cause everywhere, and one reader of all the keys however many ranks there are. A store that does not answer, as when
 // the process that serves it is stopped, is itself what the report says: requests to it have no timeout of their own, so
 // each runs in a goroutine that is left behind.
+//
+// Ranks that start different collectives under one number wait for each other as well (csrc/dist.cc, Note [Tags]). They need
+// not wait for the timeout: a rank that has waited for w.window looks, once, at its two neighbours' entries. Where any two
+// ranks differ, two neighbours do, and the later of them looks after both are in the store. It costs nothing while
+// collectives are quicker than that, and two requests per rank where they are not.
 
 // watchdog keeps a rank's entry in the store up to date and reports failures of a group.
 type watchdog struct {
@@ -27,7 +32,9 @@ type watchdog struct {
 	every      time.Duration
 
 	mu   sync.Mutex
-	mine heartbeat
+	mine heartbeat // without Recent
+	// recent are the collectives started last, each at the place of its number modulo the length.
+	recent [recent]operation
 
 	stop, stopped chan struct{}
 }
@@ -37,6 +44,30 @@ type heartbeat struct {
 	Beat int64     `json:"beat"`
 	Left bool      `json:"left,omitempty"`
 	Last operation `json:"last"`
+	// Recent are Last and those before it, in order: a rank may start some more after the one that differs.
+	Recent []operation `json:"recent,omitempty"`
+}
+
+// recent is the number of operations that a rank tells about.
+const recent = 16
+
+// at is the operation with a number, if the rank tells about it.
+func (h heartbeat) at(seq int64) (operation, bool) {
+	i := slices.IndexFunc(h.Recent, func(o operation) bool { return o.Seq == seq })
+	if i < 0 {
+		return operation{}, false
+	}
+	return h.Recent[i], true
+}
+
+// differs is the first operation in which h and other are known to differ, as h started it.
+func (h heartbeat) differs(other heartbeat) (operation, bool) {
+	for _, mine := range h.Recent {
+		if theirs, ok := other.at(mine.Seq); ok && !mine.matches(theirs) {
+			return mine, true
+		}
+	}
+	return operation{}, false
 }
 
 // operation is a collective that a rank started.
@@ -45,6 +76,12 @@ type operation struct {
 	Op       Op     `json:"op,omitempty"`
 	Label    string `json:"label,omitempty"`
 	Elements int64  `json:"elements,omitempty"`
+	Code     int64  `json:"code,omitempty"` // whatever else ranks must agree on, see code
+}
+
+// matches tells whether two ranks run the same collective. Labels are for people.
+func (o operation) matches(other operation) bool {
+	return o.Op == other.Op && o.Elements == other.Elements && o.Code == other.Code
 }
 
 func (o operation) String() string {
@@ -112,14 +149,26 @@ func (w *watchdog) run(abort func(error)) {
 func (w *watchdog) started(o operation) {
 	w.mu.Lock()
 	w.mine.Last = o
+	w.recent[o.Seq%recent] = o
 	w.mu.Unlock()
+}
+
+// entry is what this rank tells about itself.
+func (w *watchdog) entry() heartbeat {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.mine
+	for seq := max(1, h.Last.Seq-recent+1); seq <= h.Last.Seq; seq++ {
+		h.Recent = append(h.Recent, w.recent[seq%recent])
+	}
+	return h
 }
 
 func (w *watchdog) publish() error {
 	w.mu.Lock()
 	w.mine.Beat++
-	mine := w.mine
 	w.mu.Unlock()
+	mine := w.entry()
 	data, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -250,6 +299,32 @@ func (w *watchdog) conclude(mine operation, reason string, timedOut bool, f find
 	return w.reported(s)
 }
 
+// disagreement is the report if a neighbour has started another collective than this rank under the same number.
+func (w *watchdog) disagreement() *Stall {
+	mine := w.entry()
+	var what operation
+	for _, rank := range []int{(w.rank + 1) % w.size, (w.rank + w.size - 1) % w.size} {
+		var theirs heartbeat
+		if found, err := w.load(w.key(rank), &theirs); !found || err != nil {
+			continue // a store that is gone is the timeout's business
+		}
+		if o, differs := mine.differs(theirs); differs && (what.Seq == 0 || o.Seq < what.Seq) {
+			what = o
+		}
+	}
+	if what.Seq == 0 {
+		return nil
+	}
+	last, err := w.snapshot()
+	if err != nil {
+		return nil
+	}
+	s := &Stall{Rank: w.rank, Size: w.size, Op: what.Op, Label: what.Label, Seq: what.Seq, Mismatch: true,
+		Reason: fmt.Sprintf("%v: this one %s", ErrMismatch, what.describe())}
+	s.examine(what, last, nil)
+	return w.announce(s)
+}
+
 // announce makes s the group's report, and returns the one that was there already, if any.
 func (w *watchdog) announce(s *Stall) *Stall {
 	earlier := make(chan *Stall, 1)
@@ -299,12 +374,10 @@ func (s *Stall) examine(mine operation, last []heartbeat, silent []int) {
 			continue
 		}
 		r := RankState{Rank: rank, Last: h.Last.String(), Left: h.Left, Silent: slices.Contains(silent, rank)}
-		switch {
-		case h.Last.Seq < mine.Seq:
-			r.Missing = true
-		case h.Last.Seq == mine.Seq && (h.Last.Op != mine.Op || h.Last.Elements != mine.Elements):
-			r.Different = true
+		if theirs, ok := h.at(mine.Seq); ok && !theirs.matches(mine) {
+			r.Different, r.Last = true, theirs.describe()
 		}
+		r.Missing = h.Last.Seq < mine.Seq
 		if r.Missing || r.Different || r.Left || r.Silent {
 			s.Ranks = append(s.Ranks, r)
 		}

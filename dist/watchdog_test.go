@@ -93,8 +93,9 @@ func TestWatchdogNamesTheRankThatHasLeft(t *testing.T) {
 	}
 }
 
-// Collectives that some rank runs on another size end in a crash or in wrong data without the check.
-func TestCheckNamesWhatDiffers(t *testing.T) {
+// Where a rank runs another collective, or one of another size, every rank is told what differs: at once with the check, and
+// otherwise when they have waited for each other for a while. Gloo alone would end the process, or mix up data.
+func TestWhatDiffersIsNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		odd  func(ctx context.Context, g *dist.Gloo) error
 		want string
@@ -112,23 +113,62 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 			return dist.Wait(ctx)(g.Broadcast(ctx, x, 1))
 		}, "broadcast of 4 elements of float64 from rank 1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			errs := ranks(t, 3, dist.GlooConfig{Timeout: 20 * time.Second, Check: true}, func(ctx context.Context, g *dist.Gloo) error {
-				if err := reduce(ctx, g, 7); err != nil {
-					return err
+		for _, check := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, check %v", name, check), func(t *testing.T) {
+				t.Parallel()
+				start := time.Now()
+				errs := ranks(t, 3, dist.GlooConfig{Timeout: 20 * time.Second, Check: check}, func(ctx context.Context, g *dist.Gloo) error {
+					if err := reduce(ctx, g, 7); err != nil {
+						return err
+					}
+					if g.Rank() == 1 {
+						return c.odd(ctx, g)
+					}
+					return reduce(dist.WithLabel(ctx, "layers.7"), g, 4)
+				})
+				require.Less(t, time.Since(start), 15*time.Second, "not by the timeout")
+				for rank, err := range errs {
+					require.ErrorIs(t, err, dist.ErrMismatch, "rank %d", rank)
+					require.NotErrorIs(t, err, dist.ErrTimeout)
+					require.ErrorContains(t, err, c.want)
+					require.ErrorContains(t, err, "#2 all-reduce")
+					require.ErrorContains(t, err, "of 4 elements of float32 (sum)")
 				}
-				if g.Rank() == 1 {
-					return c.odd(ctx, g)
-				}
-				return reduce(dist.WithLabel(ctx, "layers.7"), g, 4)
 			})
-			for rank, err := range errs {
-				require.ErrorIs(t, err, dist.ErrMismatch, "rank %d", rank)
-				require.ErrorContains(t, err, c.want)
-				require.ErrorContains(t, err, "#2 all-reduce of 4 elements of float32 (sum)")
+		}
+	}
+}
+
+// A rank may run ahead: what differs is the first collective that does, whoever notices.
+func TestWhatDiffersIsFoundAmongCollectivesInFlight(t *testing.T) {
+	errs := ranks(t, 4, dist.GlooConfig{Timeout: 20 * time.Second}, func(ctx context.Context, g *dist.Gloo) error {
+		var works []dist.Work
+		for i := range 5 {
+			n := int64(10 + i)
+			if g.Rank() == 2 && i >= 2 {
+				n++ // it leaves out one
 			}
-		})
+			x := torch.Ones(torch.Float32, n)
+			defer x.Free()
+			w, err := g.AllReduce(dist.WithLabel(ctx, fmt.Sprintf("layers.%d", n)), x, dist.Sum)
+			if err != nil {
+				return err
+			}
+			works = append(works, w)
+		}
+		var errs []error
+		for _, w := range works {
+			errs = append(errs, w.Wait(ctx))
+		}
+		return errors.Join(errs...)
+	})
+	for rank, err := range errs {
+		var stall *dist.Stall
+		require.ErrorAs(t, err, &stall, "rank %d", rank)
+		require.True(t, stall.Mismatch)
+		require.Equal(t, int64(3), stall.Seq)
+		require.ErrorContains(t, err, `#3 all-reduce for "layers.12" of 12 elements of float32 (sum)`)
+		require.ErrorContains(t, err, `#3 all-reduce for "layers.13" of 13 elements of float32 (sum)`)
 	}
 }
 

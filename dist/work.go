@@ -54,6 +54,8 @@ func (w *glooWork) wait(ctx context.Context) error {
 	// The look at the other ranks takes a while. It begins early, so that the report is there when time is up.
 	early := w.deadline.Add(-w.g.watch.window())
 	var looked chan findings
+	compare := time.Now().Add(w.g.watch.window())
+	var compared chan *Stall
 	for {
 		step := min(poll, max(time.Until(w.deadline), 0))
 		done, err := capi.WaitWork(w.h, step.Milliseconds()+1)
@@ -67,6 +69,15 @@ func (w *glooWork) wait(ctx context.Context) error {
 			w.g.Abort(err)
 			w.drain()
 			return err
+		case len(compared) > 0:
+			if stall := <-compared; stall != nil {
+				w.g.abort(abortedBy(stall))
+				w.drain()
+				return w.fail(stall)
+			}
+		case compared == nil && now.After(compare):
+			compared = make(chan *Stall, 1)
+			go func() { compared <- w.g.watch.disagreement() }()
 		case looked != nil && now.After(w.deadline):
 			stall := w.g.watch.conclude(w.what, fmt.Sprintf("timed out after %v", w.g.timeout), true, <-looked)
 			w.g.abort(abortedBy(stall))
