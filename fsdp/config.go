@@ -45,10 +45,9 @@ type Config struct {
 	// run the same units.
 	Branches bool
 	// CheckOrder compares, before each unit's forward, which unit every rank is about to run: one small all-gather more.
-	// Ranks that run different units get an error that names them. Without it only units of equal size are told apart
-	// for sure; where sizes differ Gloo ends the process (unless dist.GlooConfig.Check compares every single collective), and
-	// NCCL waits for its timeout. It also finds a parameter that is frozen on some ranks only, and a forward without
-	// gradients on some ranks only.
+	// Ranks that run different units then get an error that names them before the first such unit runs. Without it they
+	// get one too: at once where the units are of equal size, after a few seconds where sizes differ (over NCCL after its
+	// timeout). CheckOrder also finds a forward without gradients on some ranks only.
 	CheckOrder bool
 	// Ignore leaves parameters alone (ignored_params): they stay whole on every rank, and reducing their gradients is the
 	// caller's business.
