@@ -14,7 +14,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
+#include <thread>
 #include <typeinfo>
 #include <utility>
 
@@ -72,11 +75,34 @@ class Gloo : public c10d::ProcessGroupGloo {
 using Store = c10::intrusive_ptr<c10d::Store>;
 using Group = c10::intrusive_ptr<Gloo>;
 
-// Work that runs, and what is left to do on this rank when it has ended well.
+// Work that runs, in one or more parts, and what is left to do on this rank when it has ended well.
 struct Work {
-  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<c10::intrusive_ptr<c10d::Work>> parts;
   std::function<void()> finish;
+  Group group;  // of several parts: where one fails, the others are made to end
 };
+
+// Gloo's thread lets go of a work's tensors a moment after it has said that the work is done. Waiting for that, which
+// takes microseconds, makes the memory of a collective end with it.
+void release(c10::intrusive_ptr<c10d::Work>& part) {
+  auto deadline = std::chrono::steady_clock::now() + milliseconds(10);
+  while (part.use_count() > 1 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  part.reset();
+}
+
+// Waits until a part has ended; returns false where it still runs. Throws what it threw.
+bool wait_part(c10::intrusive_ptr<c10d::Work>& part, milliseconds timeout) {
+  if (!part) return true;
+  try {
+    part->wait(timeout);
+  } catch (...) {
+    // Either the work failed, or the waiting took too long: then the work may have ended just now.
+    if (!part->isCompleted()) return false;
+    if (part->exception()) throw;
+  }
+  release(part);
+  return true;
+}
 
 template <class P>
 int64_t box(P p) {
@@ -207,12 +233,31 @@ gf_ret gf_pg_abort(int64_t pg) {
   return network([&] { return unbox<Group>(pg)->abort_contexts("the process group was aborted"); });
 }
 
+// ProcessGroupGloo's own all-gather collects in a buffer of the whole size and copies from there. For tensors where that
+// matters every rank's part is broadcast into its place instead; the bytes on the wire are the same.
+constexpr int kMostBroadcasts = 8;
+constexpr size_t kLeastBroadcast = 1 << 20;
+
 gf_ret gf_all_gather(int64_t pg, int64_t out, int64_t in) {
   return network([&] {
     at::Tensor o = borrow(out).variable_data(), i = borrow(in).variable_data();
     auto& group = unbox<Group>(pg);
-    group->tag(Gloo::kAllGather, i.numel(), i.scalar_type(), 0);
-    return box(Work{group->_allgather_base(o, i), {}});
+    int size = group->getSize();
+    if (size > kMostBroadcasts || o.nbytes() < kLeastBroadcast || !o.is_contiguous()) {
+      group->tag(Gloo::kAllGather, i.numel(), i.scalar_type(), 0);
+      return box(Work{{group->_allgather_base(o, i)}, {}, {}});
+    }
+    Work work{{}, {}, group};
+    auto parts = o.view(-1).chunk(size);
+    parts[group->getRank()].copy_(i.view(-1));
+    for (int root = 0; root < size; root++) {
+      std::vector<at::Tensor> v{parts[root]};
+      c10d::BroadcastOptions opts;
+      opts.rootRank = root;
+      group->tag(Gloo::kAllGather, i.numel(), i.scalar_type(), root);
+      work.parts.push_back(group->broadcast(v, opts));
+    }
+    return box(std::move(work));
   });
 }
 
@@ -223,7 +268,7 @@ gf_ret gf_all_gather_list(int64_t pg, const int64_t* outs, int64_t n, int64_t in
     std::vector<at::Tensor> i{borrow(in).variable_data()};
     auto& group = unbox<Group>(pg);
     group->tag(Gloo::kAllGather, i[0].numel(), i[0].scalar_type(), n);
-    return box(Work{group->allgather(o, i), {}});
+    return box(Work{{group->allgather(o, i)}, {}, {}});
   });
 }
 
@@ -237,7 +282,7 @@ gf_ret gf_reduce_scatter(int64_t pg, int64_t out, int64_t in, int64_t op) {
     auto& group = unbox<Group>(pg);
     int64_t size = group->getSize();
     group->tag(Gloo::kReduceScatter, i.numel(), i.scalar_type(), op);
-    return box(Work{group->alltoall_base(parts, i, even, even), [o, parts, size, op]() mutable {
+    return box(Work{{group->alltoall_base(parts, i, even, even)}, [o, parts, size, op]() mutable {
                       auto all = parts.view({size, o.numel()});
                       auto to = o.view({o.numel()});
                       switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
@@ -253,7 +298,7 @@ gf_ret gf_reduce_scatter(int64_t pg, int64_t out, int64_t in, int64_t op) {
                         default:
                           TORCH_CHECK(false, "reduce-scatter has no reduction number ", op);
                       }
-                    }});
+                    }, {}});
   });
 }
 
@@ -264,7 +309,7 @@ gf_ret gf_all_reduce(int64_t pg, int64_t t, int64_t op) {
     opts.reduceOp = reduce_op(op);
     auto& group = unbox<Group>(pg);
     group->tag(Gloo::kAllReduce, v[0].numel(), v[0].scalar_type(), op);
-    return box(Work{group->allreduce(v, opts), {}});
+    return box(Work{{group->allreduce(v, opts)}, {}, {}});
   });
 }
 
@@ -275,7 +320,7 @@ gf_ret gf_broadcast(int64_t pg, int64_t t, int64_t root) {
     opts.rootRank = root;
     auto& group = unbox<Group>(pg);
     group->tag(Gloo::kBroadcast, v[0].numel(), v[0].scalar_type(), root);
-    return box(Work{group->broadcast(v, opts), {}});
+    return box(Work{{group->broadcast(v, opts)}, {}, {}});
   });
 }
 
@@ -283,7 +328,7 @@ gf_ret gf_send(int64_t pg, int64_t t, int64_t dst, int64_t tag) {
   return network([&] {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
     auto& group = unbox<Group>(pg);
-    return box(Work{group->send(v, peer(group, dst), static_cast<int>(tag)), {}});
+    return box(Work{{group->send(v, peer(group, dst), static_cast<int>(tag))}, {}, {}});
   });
 }
 
@@ -291,7 +336,7 @@ gf_ret gf_recv(int64_t pg, int64_t t, int64_t src, int64_t tag) {
   return network([&] {
     std::vector<at::Tensor> v{borrow(t).variable_data()};
     auto& group = unbox<Group>(pg);
-    return box(Work{group->recv(v, peer(group, src), static_cast<int>(tag)), {}});
+    return box(Work{{group->recv(v, peer(group, src), static_cast<int>(tag))}, {}, {}});
   });
 }
 
@@ -299,7 +344,7 @@ gf_ret gf_barrier(int64_t pg) {
   return network([&] {
     auto& group = unbox<Group>(pg);
     group->tag(Gloo::kBarrier, 0, at::kByte, 0);
-    return box(Work{group->barrier(), {}});
+    return box(Work{{group->barrier()}, {}, {}});
   });
 }
 
@@ -307,12 +352,22 @@ gf_ret gf_barrier(int64_t pg) {
 gf_ret gf_work_wait(int64_t work, int64_t timeout_ms) {
   return network([&] {
     auto& w = unbox<Work>(work);
+    auto deadline = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
+    auto left = [&] {  // 0 would mean without end
+      return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now()));
+    };
     try {
-      w.work->wait(milliseconds(timeout_ms));
+      for (auto& part : w.parts)
+        if (!wait_part(part, left())) return int64_t{0};
     } catch (...) {
-      // Either the work failed, or the waiting took too long: then the work may have ended just now.
-      if (!w.work->isCompleted()) return int64_t{0};
-      if (w.work->exception()) throw;
+      if (w.group) w.group->abort_contexts("another part of the collective failed");
+      for (auto& part : w.parts) {
+        try {
+          wait_part(part, milliseconds(5000));
+        } catch (const std::exception&) {  // the first one counts
+        }
+      }
+      throw;
     }
     if (auto finish = std::exchange(w.finish, nullptr)) finish();
     return int64_t{1};
@@ -320,7 +375,7 @@ gf_ret gf_work_wait(int64_t work, int64_t timeout_ms) {
 }
 
 gf_ret gf_work_done(int64_t work) {
-  return network([&] { return static_cast<int64_t>(unbox<Work>(work).work->isCompleted()); });
+  return network([&] { return static_cast<int64_t>(std::ranges::all_of(unbox<Work>(work).parts, [](auto& p) { return !p || p->isCompleted(); })); });
 }
 
 gf_ret gf_work_free(int64_t work) {

@@ -90,7 +90,6 @@ func (p *param) chunkNumel() int64 { return p.chunk * p.rowNumel() }
 // cutRows replaces the whole parameter by this rank's rows of it. Must run without grad.
 func (p *param) cutRows(size int) {
 	s := torch.NewScope(nil)
-	defer s.Close()
 	t := p.p.Tensor()
 	rows := t.In(s).Detach().Narrow(0, p.lo, p.hi-p.lo)
 	if t.Device().Type != torch.MetaType {
@@ -99,6 +98,7 @@ func (p *param) cutRows(size int) {
 	p.p.SetRows(p.lo, p.hi)
 	p.p.SetTensor(rows.In(nil))
 	t.Free()
+	s.Close() // the whole parameter is gone before the full one is made
 	if !p.aliased {
 		p.makeFull(size)
 	}
