@@ -49,9 +49,10 @@ versions: ## the tests that touch libtorch, against every release of TORCH_VERSI
 embed: setup ## go get, set-up and run of a service of its own, from a module zip in an empty home
 	$(GO) test -tags long -count=1 -run Embedding ./cmd/gofsdp
 
-bench: build ## the cost of one call, and the same training, with gofsdp and with PyTorch: ARGS=--help
+bench: build ## the cost of one call, of sharding itself, and the same training, with gofsdp and with PyTorch: ARGS=--help
 	cmake --build build --target calls_bench
 	$(GO) run ./bench/calls
+	$(GO) run ./bench/fsdp
 	$(GO) run ./bench $(ARGS)
 
 gobench: setup ## Go benchmarks: BENCH=<regexp> picks some; compare two runs with benchstat

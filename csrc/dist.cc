@@ -85,8 +85,12 @@ struct Work {
 // Gloo's thread lets go of a work's tensors a moment after it has said that the work is done. Waiting for that, which
 // takes microseconds, makes the memory of a collective end with it.
 void release(c10::intrusive_ptr<c10d::Work>& part) {
-  auto deadline = std::chrono::steady_clock::now() + milliseconds(10);
-  while (part.use_count() > 1 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  for (int i = 0; i < 250 && part.use_count() > 1; i++) {
+    if (i < 10)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(20));  // its thread waits for a core
+  }
   part.reset();
 }
 

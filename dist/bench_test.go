@@ -38,6 +38,27 @@ func BenchmarkReduceScatter(b *testing.B) {
 	}
 }
 
+// BenchmarkAllGather is of 1 MiB, which goes through a buffer of Gloo's, and of 16, which does not, per rank.
+func BenchmarkAllGather(b *testing.B) {
+	for _, size := range []int{2, 4} {
+		for _, n := range []int64{256<<10 - 4, 4 << 20} {
+			b.Run(fmt.Sprintf("%d KiB over %d", n*4>>10, size), func(b *testing.B) {
+				ranktest.Run(b, size, func(ctx context.Context, g dist.Group) error {
+					s := torch.NewScope(nil)
+					defer s.Close()
+					in, out := s.Own(torch.Ones(torch.Float32, n/int64(size))), s.Own(torch.Empty(torch.Float32, n))
+					for range b.N {
+						if err := dist.Wait(ctx)(g.AllGather(ctx, out, in)); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
 // BenchmarkSmallAllReduce is the latency of a collective, plain and with the check of all ranks before it.
 func BenchmarkSmallAllReduce(b *testing.B) {
 	for _, check := range []string{"", "DETAIL"} {

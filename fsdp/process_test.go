@@ -188,8 +188,8 @@ func (p *rankProcess) running(t testing.TB) {
 // an error that names unit and rank, long before the timeout.
 func TestProcessesThatRunDifferentUnits(t *testing.T) {
 	for role, want := range map[string][]string{
-		"leave out a unit":         {`all-gather #51 for "unit \"Layers.1\""`, "rank 1", "the ranks run different collectives"},
-		"leave out the last units": {`all-gather #47 for "unit \"Layers.3\""`, "rank 1", "the ranks run different collectives"},
+		"leave out a unit":         {`#51 all-gather for "unit \"Layers.1\""`, "rank 1", "the ranks run different collectives"},
+		"leave out the last units": {`#47 all-gather for "unit \"Layers.3\""`, "rank 1", "the ranks run different collectives"},
 		"swap units":               {`unit \"Layers.1\"`, `unit \"Layers.2\"`, "rank 1", "the ranks run different collectives"},
 		"freeze":                   {`unit "Layers.1"`, "has other trainable parameters in it"},
 	} {
