@@ -7,13 +7,14 @@ BIN       := build/bin
 # The libtorch releases that gofsdp supports, and the packages that touch libtorch.
 TORCH_VERSIONS ?= 2.11.0 2.12.1 2.13.0
 TORCH_TESTS := ./internal/capi ./torch/... ./dist/... ./quant/... ./models/... ./fsdp/...
-RACE      := ./accelerate/... ./data/... ./dist/... ./fsdp/... ./internal/... ./nccl/... ./torch/...
+RACE      := ./accelerate/... ./checkpoint/... ./data/... ./dist/... ./internal/... ./torch ./torch/nn ./torch/optim
+RACE_LONG := ./fsdp/... ./sft/... ./torch/...
 FUZZTIME  ?= 20s
 BENCH     ?= .
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(shell $(GO) env GOCACHE)/gofsdp-tools/$(STATICCHECK_VERSION)/staticcheck
 
-.PHONY: help quickstart setup build test test-long ctest versions embed bench gobench interop compat-test nocgo lint fuzz asan race generate clean
+.PHONY: help quickstart setup build test test-long ctest versions embed bench gobench interop compat-test nocgo lint fuzz asan race race-long generate clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -92,6 +93,9 @@ asan: ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 
 race: setup ## the race detector on the packages that share memory
 	$(GO) test -race $(RACE)
+
+race-long: race ## and on the slow ones, half an hour
+	$(GO) test -race -timeout 60m $(RACE_LONG)
 
 generate: setup ## write torch/aten anew, from the operators of the libtorch that is installed
 	$(GO) run ./internal/opsgen -dump internal/opsgen/schemas.txt

@@ -41,7 +41,7 @@ func main() {
 
 func (o options) run(ctx context.Context) error {
 	runtime.LockOSThread() // libtorch keeps pools per thread
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return err
 	}
 	root, err := peer.Root()

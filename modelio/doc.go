@@ -13,5 +13,6 @@
 //	mine, err := w.Rows(lo, hi) // this rank's rows
 //	err = w.Release(lo, hi) // once they are copied
 //
-// The file formats themselves are in the packages safetensors and gguf; package convert turns a GGUF file into a folder.
+// The file formats themselves are in the packages safetensors, gguf, pickle (.pt, .bin) and dcp
+// (torch.distributed.checkpoint); package convert turns a GGUF file into a folder.
 package modelio

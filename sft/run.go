@@ -57,7 +57,7 @@ func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	}
 	runtime.LockOSThread() // libtorch's work of a rank stays on one thread
 	defer runtime.UnlockOSThread()
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return nil, err
 	}
 	torch.SetNumThreads(Threads(o.Env))

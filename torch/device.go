@@ -67,7 +67,7 @@ func (d Device) Check() error {
 	if d.Type == CPUType || d.Type == MetaType {
 		return nil
 	}
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return wrap("device", err)
 	}
 	return wrap("device", capi.CheckDevice(int(d.Type), d.Index))
@@ -86,7 +86,7 @@ func CurrentDevice(t DeviceType) (Device, error) {
 	if t == CPUType {
 		return CPU, nil
 	}
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return Device{}, wrap("CurrentDevice", err)
 	}
 	index, err := capi.ExchangeDevice(int(t), -1)
@@ -114,7 +114,7 @@ func Synchronize(d Device) error {
 	if d.Type == CPUType {
 		return nil
 	}
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return wrap("Synchronize", err)
 	}
 	return wrap("Synchronize", capi.SynchronizeDevice(int(d.Type), d.Index))
@@ -136,7 +136,7 @@ type DeviceMemory struct {
 
 // DeviceMemoryStats counts the memory of a device.
 func DeviceMemoryStats(d Device) (DeviceMemory, error) {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return DeviceMemory{}, wrap("DeviceMemoryStats", err)
 	}
 	w, err := capi.DeviceMemoryStats(int(d.Type), d.Index)
@@ -145,7 +145,7 @@ func DeviceMemoryStats(d Device) (DeviceMemory, error) {
 
 // ResetDevicePeak starts new measurements of the peaks of DeviceMemoryStats.
 func ResetDevicePeak(d Device) error {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return wrap("ResetDevicePeak", err)
 	}
 	return wrap("ResetDevicePeak", capi.ResetDevicePeak(int(d.Type), d.Index))
@@ -153,7 +153,7 @@ func ResetDevicePeak(d Device) error {
 
 // DeviceMemoryInfo gives the free and the total bytes of a device, other processes included.
 func DeviceMemoryInfo(d Device) (free, total int64, err error) {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return 0, 0, wrap("DeviceMemoryInfo", err)
 	}
 	free, total, err = capi.DeviceMemoryInfo(int(d.Type), d.Index)
@@ -163,7 +163,7 @@ func DeviceMemoryInfo(d Device) (free, total int64, err error) {
 // EmptyCache gives memory that the allocators of a kind of device keep for reuse back to it, and pinned memory to the
 // system. For the CPU it is TrimMemory.
 func EmptyCache(t DeviceType) error {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return wrap("EmptyCache", err)
 	}
 	if t == CPUType {

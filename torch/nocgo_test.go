@@ -10,7 +10,7 @@ import (
 
 func TestWithoutCgoEverythingIsAClearError(t *testing.T) {
 	for name, f := range map[string]func(){
-		"load":      func() { Throw(wrap("load", Load())) },
+		"load":      func() { Throw(wrap("load", LoadLibrary())) },
 		"create":    func() { Ones(Float32, 2) },
 		"slice":     func() { FromSlice([]float32{1}) },
 		"memory":    func() { FromMemory(Float32, nil, nil, 0) },

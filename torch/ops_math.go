@@ -152,8 +152,8 @@ func (t *Tensor) LogicalAnd(o *Tensor) *Tensor { return opLogicAnd.Begin().T(t).
 // LogicalNot is !t.
 func (t *Tensor) LogicalNot() *Tensor { return opLogicNot.Begin().T(t).Tensor() }
 
-// Where picks from a where t (bool) is true, else from b.
-func (t *Tensor) Where(a, b *Tensor) *Tensor { return opWhere.one(t, a, b) }
+// Where picks from a where condition (bool) is true, else from b. The three shapes are broadcast.
+func Where(condition, a, b *Tensor) *Tensor { return opWhere.one(condition, a, b) }
 
 // IsFinite is false at infinities and NaNs.
 func (t *Tensor) IsFinite() *Tensor { return opIsfinite.Begin().T(t).Tensor() }

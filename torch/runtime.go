@@ -8,9 +8,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/capi"
 )
 
-// Load opens libgofsdp.so. Operators do it at their first call and panic where it fails; programs call Load first to
-// get the error, which lists the paths that were tried.
-func Load() error { return capi.Load() }
+// LoadLibrary opens libgofsdp.so. Operators do it at their first call and panic where it fails; programs call
+// LoadLibrary first to get the error, which lists the paths that were tried.
+func LoadLibrary() error { return capi.Load() }
 
 // Versions describes the libtorch in use and its threading.
 func Versions() (string, error) {

@@ -29,7 +29,7 @@ func DefaultStream(d Device) (Stream, error) {
 }
 
 func getStream(op string, d Device, which, priority int) (Stream, error) {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return Stream{}, wrap(op, err)
 	}
 	s, err := capi.GetStream(int(d.Type), d.Index, which, priority)
@@ -55,7 +55,7 @@ func OnStream(s Stream, f func()) {
 
 // Done tells whether everything that was queued on the stream has run.
 func (s Stream) Done() (bool, error) {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return false, wrap("Stream.Done", err)
 	}
 	done, err := capi.QueryStream(s.s)
@@ -64,7 +64,7 @@ func (s Stream) Done() (bool, error) {
 
 // Synchronize waits for everything that is queued on the stream.
 func (s Stream) Synchronize() error {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return wrap("Stream.Synchronize", err)
 	}
 	return wrap("Stream.Synchronize", capi.SynchronizeStream(s.s))
@@ -90,7 +90,7 @@ func (s Stream) WaitEvent(e *Event) error {
 
 // Native is the backend's own handle, a cudaStream_t, for packages that hand work to other C code.
 func (s Stream) Native() (uintptr, error) {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return 0, wrap("Stream.Native", err)
 	}
 	native, err := capi.NativeStream(s.s)
@@ -128,7 +128,7 @@ func (e *eventHandle) free() {
 
 // NewEvent makes an event for streams of a kind of device. It is freed by Free, or by the collector.
 func NewEvent(t DeviceType, o EventOptions) (*Event, error) {
-	if err := Load(); err != nil {
+	if err := LoadLibrary(); err != nil {
 		return nil, wrap("NewEvent", err)
 	}
 	h, err := capi.NewEvent(int(t), o.Timing)

@@ -22,7 +22,7 @@ func TestSliceRoundTrip(t *testing.T) {
 }
 
 func TestNoExceptionLeavesTheABI(t *testing.T) {
-	require.NoError(t, Load())
+	require.NoError(t, LoadLibrary())
 	kinds := []int{capi.KindTorch, capi.KindOther, capi.KindOOM, capi.KindOther, capi.KindTimeout}
 	for what, kind := range kinds {
 		err := capi.TestThrow(what)

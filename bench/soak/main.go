@@ -98,7 +98,7 @@ func (t *trainer) step(scopes bool) float64 {
 }
 
 func run(c config) (result, error) {
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return result{}, err
 	}
 	if !c.gc {

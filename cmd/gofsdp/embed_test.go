@@ -71,7 +71,7 @@ import (
 )
 
 func main() {
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		fmt.Fprintln(os.Stderr, "service:", err)
 		os.Exit(1)
 	}

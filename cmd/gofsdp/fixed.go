@@ -41,7 +41,7 @@ func (c *fixedCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return err
 	}
 	torch.SetNumThreads(sft.Threads(env))

@@ -94,7 +94,7 @@ func (c *generateCmd) Run(ctx context.Context) error {
 		return fmt.Errorf("generate: the prompt has %d tokens, but the model of %s takes at most %d, answer included (max_position_embeddings)", len(prompt), c.Model, limit)
 	}
 	runtime.LockOSThread() // libtorch keeps buffers per thread
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return err
 	}
 	torch.SetNumThreads(sft.Threads(dist.Env{}))

@@ -28,7 +28,7 @@ type mergeCmd struct {
 
 // Run merges.
 func (c *mergeCmd) Run(ctx context.Context) error {
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return err
 	}
 	dtype, err := torch.ParseDType(strings.ToUpper(c.DType))
@@ -65,7 +65,7 @@ type mergeWeightsCmd struct {
 
 // Run merges the shards.
 func (c *mergeWeightsCmd) Run(ctx context.Context) error {
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return err
 	}
 	dir, kind, err := checkpoint.Locate(c.Dir)

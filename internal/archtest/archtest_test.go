@@ -124,7 +124,7 @@ func TestEmbeddedPackagesBringNoDependencies(t *testing.T) {
 	}
 }
 
-func TestCgoLivesInTwoPlaces(t *testing.T) {
+func TestCgoLivesInOnePlace(t *testing.T) {
 	for _, s := range repository(t) {
 		if s.file == nil {
 			continue
@@ -217,6 +217,16 @@ func exportedReceiver(d *ast.FuncDecl) bool {
 		default:
 			return true
 		}
+	}
+}
+
+func TestPlacedFoldersExist(t *testing.T) {
+	var named []string
+	for _, layer := range layers {
+		named = append(named, layer.folders...)
+	}
+	for _, folder := range slices.Concat(named, stdOnly, cgoFolders) {
+		require.DirExists(t, filepath.Join("../..", filepath.FromSlash(folder)))
 	}
 }
 

@@ -14,8 +14,7 @@ var layers = []struct {
 	{"helpers without an opinion", []string{"internal"}},
 	{"the C ABI", []string{"internal/capi"}},
 	{"tensors", []string{"torch", "torch/aten", "torch/nn", "torch/optim", "torch/amp"}},
-	{"attention", []string{"flashattn"}},
-	{"ranks", []string{"nccl", "dist"}},
+	{"ranks", []string{"dist"}},
 	{"sharding", []string{"fsdp"}},
 	{"text", []string{"tokenizer", "chat", "data"}},
 	{"files", []string{"modelio", "checkpoint"}},
@@ -27,10 +26,10 @@ var layers = []struct {
 }
 
 // stdOnly are the folders that a service embeds: they bring no dependency along but golang.org/x.
-var stdOnly = []string{"torch", "nccl", "fsdp", "flashattn", "dist", "internal/capi", "internal/setup", "internal/errorfile"}
+var stdOnly = []string{"torch", "fsdp", "dist", "internal/capi", "internal/setup", "internal/errorfile"}
 
 // cgoFolders are the only ones that may import "C".
-var cgoFolders = []string{"internal/capi", "nccl"}
+var cgoFolders = []string{"internal/capi"}
 
 // level places a folder: a number that grows upwards, and the entry that covers it. ok is false for a folder
 // that nobody has placed.

@@ -57,7 +57,7 @@ func redrawNormal(t *torch.Tensor, mean, std, lo, hi float64, g *torch.Generator
 		x := t.In(s)
 		outside := x.LtScalar(lo).Add(x.GtScalar(hi))
 		if again = outside.Any().Item() != 0; again {
-			x.Copy(outside.Where(x.ZerosLike().NormalInPlace(mean, std, g), x))
+			x.Copy(torch.Where(outside, x.ZerosLike().NormalInPlace(mean, std, g), x))
 		}
 		s.Close()
 	}
@@ -72,7 +72,7 @@ func acceptUniform(t *torch.Tensor, mean, std, lo, hi float64, g *torch.Generato
 	pending := x.EqScalar(0).Fill(1)
 	for pending.Any().Item() != 0 {
 		drawn := x.ZerosLike().UniformInPlace(lo, hi, g)
-		x.Copy(pending.Where(drawn, x))
+		x.Copy(torch.Where(pending, drawn, x))
 		density := drawn.AddScalar(-mean).DivScalar(std).Pow(2).MulScalar(-0.5).AddScalar(-logPeak)
 		refused := drawn.ZerosLike().UniformInPlace(0, 1, g).Log().Sub(density).GtScalar(0)
 		pending = pending.LogicalAnd(refused)
