@@ -82,6 +82,20 @@ func (r *report) model(b *Built, g dist.Group) {
 		len(b.Model.Decoder.Layers), progress.Thousands(float64(trainable)), progress.Thousands(float64(all)), progress.Bytes(bytes), g.Size())
 }
 
+// sharding says what was asked for, where anything was.
+func (r *report) sharding(s *sharding, b *Built) {
+	if s.asked {
+		ranks, copies := b.Sharded.ShardGroup().Size(), ""
+		if n := b.Sharded.Group().Size() / ranks; n > 1 {
+			copies = fmt.Sprintf(", %d copies", n)
+		}
+		r.line("sharding: %v over %d ranks%s, in %d units, computed in %s", s.config.Strategy, ranks, copies, len(b.Sharded.Units()), s.computesIn())
+	}
+	for _, note := range s.notes {
+		r.line("  %s", note)
+	}
+}
+
 // open starts the bar and the metrics file.
 func (r *report) open(c *Config, steps int) (err error) {
 	if !r.active {

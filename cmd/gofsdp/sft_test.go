@@ -94,10 +94,3 @@ func TestSftFaults(t *testing.T) {
 		require.Contains(t, stderr, want, args)
 	}
 }
-
-func TestSettingsWithoutEffect(t *testing.T) {
-	values := map[string]string{"ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_OFFLOAD_PARAMS": "False", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
-	got := withoutEffect(func(name string) string { return values[name] })
-	require.Equal(t, []string{"ACCELERATE_MIXED_PRECISION=bf16", "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT"}, got)
-	require.Empty(t, withoutEffect(func(string) string { return "" }))
-}
