@@ -284,7 +284,13 @@ func (p *parsing) fsdp(n ast.Node) {
 		}
 		want, ok := fsdpKeys[key]
 		if !ok {
-			p.unknown(pair, path, slices.Sorted(maps.Keys(fsdpKeys)))
+			names := slices.Sorted(maps.Keys(fsdpKeys))
+			if !strings.HasPrefix(written, fsdpPrefix) {
+				for i, name := range names {
+					names[i] = strings.TrimPrefix(name, fsdpPrefix)
+				}
+			}
+			p.unknown(pair, path, names)
 			continue
 		}
 		if pair.Value.Type() == ast.NullType {

@@ -169,7 +169,7 @@ func units(model *llama.Model, o ModelOptions) (fsdp.Policy, error) {
 		if o.FSDP.Units == nil {
 			return fsdp.ByKind("LlamaDecoderLayer"), nil
 		}
-		return untied(model, o.FSDP.Units), nil
+		return wrappable(model, o.FSDP.Units), nil
 	}
 	var have []string
 	for _, m := range nn.Modules(model) {
@@ -185,14 +185,23 @@ func units(model *llama.Model, o ModelOptions) (fsdp.Policy, error) {
 	return fsdp.ByKind(o.WrapKinds...), nil
 }
 
-// untied leaves modules with tied parameters to the root: other modules need these at other times.
-func untied(model *llama.Model, policy fsdp.Policy) fsdp.Policy {
+// wrappable leaves two kinds of modules out of a policy: those with tied parameters, which other modules need at other times,
+// and base layers, whose weights the adapter's layer reads without running them.
+func wrappable(model *llama.Model, policy fsdp.Policy) fsdp.Policy {
 	tied := map[*nn.Param]bool{}
 	for _, n := range nn.NamedParams(model) {
 		tied[n.Param] = len(n.Shared) > 0
 	}
+	base := map[any]bool{}
+	for _, m := range nn.Modules(model) {
+		if adapter, ok := m.Module.(*peft.LoRALinear); ok {
+			for _, inner := range nn.Modules(adapter)[1:] {
+				base[inner.Module] = true
+			}
+		}
+	}
 	return func(c fsdp.Candidate) bool {
-		return policy(c) && !slices.ContainsFunc(c.Params, func(n nn.Named) bool { return tied[n.Param] })
+		return !base[c.Module] && policy(c) && !slices.ContainsFunc(c.Params, func(n nn.Named) bool { return tied[n.Param] })
 	}
 }
 

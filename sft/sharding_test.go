@@ -198,7 +198,7 @@ func TestShardingFaults(t *testing.T) {
 		{"", "bf16 and fp16 are both on", func(c *sft.Config) { c.FP16, c.BF16 = true, true }, ""},
 		{"", `fsdp: "ful_shard" is none of full_shard, `, func(c *sft.Config) { c.FSDP = []string{"ful_shard"} }, ""},
 		{"", "fsdp: full_shard and no_shard are both given", func(c *sft.Config) { c.FSDP = []string{"full_shard", "no_shard"} }, ""},
-		{"", "min_num_param: unknown key; did you mean fsdp_min_num_params?", func(c *sft.Config) { c.FSDPConfig = bad }, ""},
+		{"", "min_num_param: unknown key; did you mean min_num_params?", func(c *sft.Config) { c.FSDPConfig = bad }, ""},
 		{"", "no such file", func(c *sft.Config) { c.FSDPConfig = "/absent.json" }, ""},
 		{"", "fsdp_sharding_strategy: SHARD_GRAD_OP and fsdp_reshard_after_forward: True contradict each other", func(c *sft.Config) {
 			c.FSDP, c.FSDPConfig = []string{"shard_grad_op"}, ambiguous
