@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/sft/curve"
 	"github.com/gofsdp/gofsdp/sft/metrics"
@@ -85,15 +86,35 @@ func (r *report) model(b *Built, g dist.Group) {
 // sharding says what was asked for, where anything was.
 func (r *report) sharding(s *sharding, b *Built) {
 	if s.asked {
-		ranks, copies := b.Sharded.ShardGroup().Size(), ""
+		ranks := b.Sharded.ShardGroup().Size()
+		text := fmt.Sprintf("sharding: %v over %s", s.config.Strategy, count(ranks, "rank"))
 		if n := b.Sharded.Group().Size() / ranks; n > 1 {
-			copies = fmt.Sprintf(", %d copies", n)
+			text += ", " + count(n, "copy")
 		}
-		r.line("sharding: %v over %d ranks%s, in %d units, computed in %s", s.config.Strategy, ranks, copies, len(b.Sharded.Units()), s.computesIn())
+		text += ", in " + count(len(b.Sharded.Units()), "unit")
+		switch {
+		case s.config.Reshard == fsdp.ReshardAfterBackward:
+			text += ", gathered from forward to backward"
+		case s.config.ReshardSize > 0:
+			text += fmt.Sprintf(", after forward over %s", count(s.config.ReshardSize, "rank"))
+		}
+		r.line("%s, computed in %s", text, s.computesIn())
 	}
 	for _, note := range s.notes {
 		r.line("  %s", note)
 	}
+}
+
+// count is a number of things in words.
+func count(n int, thing string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(thing, "y"):
+		thing = strings.TrimSuffix(thing, "y") + "ies"
+	default:
+		thing += "s"
+	}
+	return fmt.Sprint(n, " ", thing)
 }
 
 // open starts the bar and the metrics file.

@@ -12,7 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/accelerate"
+	"github.com/gofsdp/gofsdp/modelio"
 	"github.com/gofsdp/gofsdp/sft"
+	"github.com/gofsdp/gofsdp/torch"
 )
 
 // launched runs sft.Run on ranks that a launcher told about a YAML file, as `accelerate launch` and `gofsdp launch` do.
@@ -48,13 +50,13 @@ func TestParityFSDPOptions(t *testing.T) {
 	for options, want := range map[string]string{
 		"fsdp_sharding_strategy: FULL_SHARD":                                "sharding: FULL_SHARD over 2 ranks, in 4 units, computed in fp32",
 		"fsdp_sharding_strategy: SHARD_GRAD_OP":                             "sharding: SHARD_GRAD_OP over 2 ranks",
-		"fsdp_sharding_strategy: NO_SHARD":                                  "sharding: NO_SHARD over 1 ranks, 2 copies",
+		"fsdp_sharding_strategy: NO_SHARD":                                  "sharding: NO_SHARD over 1 rank, 2 copies",
 		"fsdp_sharding_strategy: HYBRID_SHARD":                              "sharding: HYBRID_SHARD over 2 ranks",
 		"fsdp_reshard_after_forward: FULL_SHARD":                            "sharding: FULL_SHARD",
-		"fsdp_version: 2, fsdp_reshard_after_forward: false":                "sharding: FULL_SHARD",
-		"fsdp_version: 2, fsdp_reshard_after_forward: 2":                    "sharding: FULL_SHARD",
+		"fsdp_version: 2, fsdp_reshard_after_forward: false":                "sharding: FULL_SHARD over 2 ranks, in 4 units, gathered from forward to backward",
+		"fsdp_version: 2, fsdp_reshard_after_forward: 2":                    "after forward over 2 ranks",
 		"fsdp_offload_params: true":                                         "fsdp_offload_params: this run is on CPUs",
-		"fsdp_auto_wrap_policy: NO_WRAP":                                    "in 1 units",
+		"fsdp_auto_wrap_policy: NO_WRAP":                                    "in 1 unit,",
 		"fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 1000": "units",
 		"fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP":                     "in 4 units",
 		"fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer":                 "in 4 units",
@@ -103,6 +105,40 @@ func TestParityHybridShard(t *testing.T) {
 	_, errs := launched(t, 4, 3, c, "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}")
 	for _, err := range errs {
 		require.ErrorContains(t, err, "HYBRID_SHARD needs as many ranks on every machine")
+	}
+}
+
+// The result is whole, whatever the strategy: the merged model of adapters on 4-bit weights, and a model trained as a whole.
+func TestParityResultOfStrategies(t *testing.T) {
+	model, data := tinyModel(t), tinyData(t)
+	for _, lora := range []bool{true, false} {
+		var want map[string][]float32
+		for _, strategy := range []string{"FULL_SHARD", "NO_SHARD", "HYBRID_SHARD"} {
+			c := shortConfig(model, data, t.TempDir())
+			c.MaxSteps, c.LearningRate, c.UseLoRA, c.Use4Bit, c.SaveMerged = 2, 1e-3, lora, lora, lora
+			_, errs := launched(t, 4, 2, c, "fsdp_config: {fsdp_sharding_strategy: "+strategy+"}")
+			require.NoError(t, errors.Join(errs...))
+			w, err := modelio.OpenWeights(filepath.Join(c.OutputDir, "model"))
+			require.NoError(t, err)
+			cfg, err := modelio.ReadConfig(model)
+			require.NoError(t, err)
+			require.NoError(t, w.Check(cfg))
+			got := map[string][]float32{}
+			for _, s := range cfg.TensorShapes() {
+				view, err := w.Tensor(s.Name)
+				require.NoError(t, err)
+				rows, err := view.Rows(0, s.Shape[0])
+				require.NoError(t, err)
+				got[s.Name] = torch.Slice[float32](torch.FromBytes(torch.BFloat16, rows, s.Shape...).To(torch.Float32))
+			}
+			require.NoError(t, w.Close())
+			if want == nil {
+				want = got
+			}
+			for _, s := range cfg.TensorShapes() {
+				require.InDeltaSlice(t, want[s.Name], got[s.Name], 0.01, "%s of %s", s.Name, strategy)
+			}
+		}
 	}
 }
 
@@ -156,13 +192,13 @@ func TestFSDPFlags(t *testing.T) {
 	}
 	for want, change := range map[string]func(c *sft.Config){
 		"sharding: SHARD_GRAD_OP over 2 ranks, in 4 units": func(c *sft.Config) { c.FSDP = []string{"shard_grad_op auto_wrap", "offload"} },
-		"sharding: FULL_SHARD over 2 ranks, in 1 units": func(c *sft.Config) {
+		"sharding: FULL_SHARD over 2 ranks, in 1 unit,": func(c *sft.Config) {
 			c.FSDP, c.FSDPConfig = []string{"full_shard"}, file(map[string]any{"auto_wrap_policy": "NO_WRAP", "xla": false})
 		},
-		"sharding: FULL_SHARD over 2 ranks, in 4 units": func(c *sft.Config) {
+		"in 4 units, gathered from forward to backward": func(c *sft.Config) {
 			c.FSDP, c.FSDPConfig = []string{"true"}, file(map[string]any{"reshard_after_forward": false, "transformer_layer_cls_to_wrap": []string{"LlamaDecoderLayer"}})
 		},
-		"sharding: NO_SHARD over 1 ranks, 2 copies": func(c *sft.Config) { c.FSDP = []string{"no_shard"} },
+		"sharding: NO_SHARD over 1 rank, 2 copies": func(c *sft.Config) { c.FSDP = []string{"no_shard"} },
 	} {
 		c := shortConfig(model, data, t.TempDir())
 		change(&c)
