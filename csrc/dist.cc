@@ -14,6 +14,9 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sum.h>
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -70,6 +73,28 @@ class Gloo : public c10d::ProcessGroupGloo {
 
  private:
   uint32_t number_ = 0;
+};
+
+// Note [Broken pipes]
+// A thread that writes to a connection whose other end is gone gets the signal SIGPIPE. Python ignores it. Go's runtime
+// ignores it on its own threads only: on a thread of Gloo or the store it ends the process. So these threads are started
+// with the signal blocked, which they inherit; the write then fails with EPIPE, and the collective with it.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+  }
+  ~WithoutSigpipe() {
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+
+ private:
+  sigset_t before_;
 };
 
 using Store = c10::intrusive_ptr<c10d::Store>;
@@ -155,6 +180,7 @@ extern "C" {
 
 gf_ret gf_store_tcp(const char* host, int64_t port, int64_t server, int64_t world, int64_t timeout_ms) {
   return network([&] {
+    const WithoutSigpipe blocked;
     c10d::TCPStoreOptions o;
     o.port = static_cast<std::uint16_t>(port);
     o.isServer = server != 0;
@@ -218,6 +244,7 @@ gf_ret gf_store_check(int64_t store, const char* key) {
 // connect_ms bounds the connecting, timeout_ms every wait of a collective for a peer.
 gf_ret gf_gloo_connect(int64_t store, int64_t rank, int64_t world, int64_t connect_ms, int64_t timeout_ms, const char* host) {
   return network([&] {
+    const WithoutSigpipe blocked;
     auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(connect_ms));
     options->devices.push_back(host && *host ? c10d::ProcessGroupGloo::createDeviceForHostname(host, false)
                                              : c10d::ProcessGroupGloo::createDefaultDevice(false));

@@ -95,7 +95,11 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 		}
 		g := &Gloo{rank: rank, size: size, timeout: c.Timeout, host: c.Host, store: store, h: r.h,
 			check: c.Check || strings.EqualFold(os.Getenv("TORCH_DISTRIBUTED_DEBUG"), "DETAIL")}
-		var err error
+		err := store.allConnected(ctx, size, connect)
+		if err != nil {
+			capi.FreeGroup(r.h)
+			return nil, fail(err)
+		}
 		g.watch, err = newWatchdog(store, rank, size, c.Timeout, func(cause error) { g.abort(abortedBy(cause)) })
 		if err != nil {
 			capi.FreeGroup(r.h)
@@ -110,6 +114,19 @@ func NewGloo(ctx context.Context, store *Store, rank, size int, c GlooConfig) (*
 		}()
 		return nil, fail(context.Cause(ctx))
 	}
+}
+
+// allConnected returns when size ranks have called it. A rank that is connected and leaves at once would else break the
+// connections of others that are still at it.
+func (s *Store) allConnected(ctx context.Context, size int, timeout time.Duration) error {
+	n, err := s.Add("connected", 1)
+	if err == nil && n == int64(size) {
+		err = s.Set("all connected", []byte{1})
+	}
+	if err == nil {
+		_, err = s.Get(ctx, "all connected", timeout)
+	}
+	return err
 }
 
 // joined is the key under which a rank says that it is connecting.

@@ -1,10 +1,16 @@
 package dist_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -220,4 +226,35 @@ func TestWaitAgainAfterAFailure(t *testing.T) {
 		})
 	}
 	require.NoError(t, group.Wait())
+}
+
+// A signal on a thread that Go did not start ends the process: see Note [Broken pipes] in csrc/dist.cc.
+func TestThreadsOfGlooBlockSigpipe(t *testing.T) {
+	ranktest.Run(t, 2, func(ctx context.Context, g dist.Group) error {
+		if err := g.Barrier(ctx); err != nil {
+			return err
+		}
+		defer func() { _ = g.Barrier(ctx) }() // no rank leaves before the other has looked
+		tasks, err := filepath.Glob("/proc/self/task/*/status")
+		if err != nil {
+			return err
+		}
+		checked := 0
+		for _, path := range tasks {
+			text, err := os.ReadFile(path)
+			if err != nil || !bytes.Contains(text, []byte("Name:\tpt_gloo")) {
+				continue // of another library, or ended
+			}
+			_, mask, _ := strings.Cut(string(text), "SigBlk:\t")
+			blocked, err := strconv.ParseUint(mask[:16], 16, 64)
+			if err != nil || blocked>>(syscall.SIGPIPE-1)&1 == 0 {
+				return fmt.Errorf("SIGPIPE is not blocked:\n%s", text)
+			}
+			checked++
+		}
+		if checked < 2 {
+			return fmt.Errorf("%d of %d threads are Gloo's", checked, len(tasks))
+		}
+		return nil
+	})
 }
