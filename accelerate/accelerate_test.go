@@ -137,7 +137,12 @@ func TestParseFaults(t *testing.T) {
 		"fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_WRAP}":          "none of TRANSFORMER_BASED_WRAP",
 		"fsdp_config: {fsdp_state_dict_type: 4}":                          `"4" is none of`,
 		"fsdp_config: {offload_params: true, fsdp_offload_params: false}": "with and without its prefix",
-		"fsdp_config: {fsdp_sync_module_states: false, fsdp_cpu_ram_efficient_loading: true}": "without weights",
+		"fsdp_config: {fsdp_sync_module_states: false, fsdp_cpu_ram_efficient_loading: true}":                     "without weights",
+		"fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: FULL_SHARD}":                                  "with 2 it is true, false or a number of ranks",
+		"fsdp_config: {fsdp_reshard_after_forward: true}":                                                         "is for fsdp_version 2",
+		"fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_reshard_after_forward: NO_SHARD}":                 "contradict each other",
+		"fsdp_config: {fsdp_version: 2, fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_reshard_after_forward: true}": "contradict each other",
+		"fsdp_config: {fsdp_activation_checkpointing_offload: true}":                                              "needs fsdp_activation_checkpointing",
 		"fsdp_config: true":                    "want a mapping",
 		"- a\n- b":                             "want a mapping",
 		"debug: true\n---\ndebug: false":       "more than one YAML document",
@@ -155,6 +160,98 @@ func TestParseFaults(t *testing.T) {
 	var fault *accelerate.Error
 	require.True(t, errors.As(err, &fault))
 	require.Equal(t, 1, fault.Line)
+}
+
+// What `accelerate launch` exports for a file of version 1 that gives the class to wrap and SHARD_GRAD_OP: everything else at the
+// defaults of its command line.
+var exported = []string{
+	"ACCELERATE_MIXED_PRECISION=bf16", "ACCELERATE_USE_FSDP=true", "FSDP_VERSION=1", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
+	"FSDP_RESHARD_AFTER_FORWARD=true", "FSDP_OFFLOAD_PARAMS=false", "FSDP_MIN_NUM_PARAMS=100000000",
+	"FSDP_AUTO_WRAP_POLICY=TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP=LlamaDecoderLayer", "FSDP_FORWARD_PREFETCH=false",
+	"FSDP_USE_ORIG_PARAMS=true", "FSDP_CPU_RAM_EFFICIENT_LOADING=true", "FSDP_SYNC_MODULE_STATES=true",
+	"FSDP_ACTIVATION_CHECKPOINTING=false", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD=false", "PATH=/bin", "FSDP_FUTURE=1",
+}
+
+func TestFromEnviron(t *testing.T) {
+	c, unknown, err := accelerate.FromEnviron(exported)
+	require.NoError(t, err)
+	require.Equal(t, []string{"FSDP_FUTURE=1"}, unknown)
+	require.Equal(t, "bf16", c.MixedPrecision)
+	strategy, _ := c.FSDPOption("sharding_strategy")
+	require.Equal(t, "SHARD_GRAD_OP", strategy)
+	_, ok := c.FSDPOption("reshard_after_forward")
+	require.False(t, ok, "a default of version 2")
+	kinds, _ := c.FSDPOption("transformer_layer_cls_to_wrap")
+	require.Equal(t, "LlamaDecoderLayer", kinds)
+
+	for _, test := range []struct {
+		version, strategy, reshard string
+		want                       accelerate.Option
+	}{
+		{"2", "FULL_SHARD", "false", accelerate.Option{Key: "fsdp_reshard_after_forward", Value: "False"}},
+		{"2", "SHARD_GRAD_OP", "true", accelerate.Option{Key: "fsdp_sharding_strategy", Value: "SHARD_GRAD_OP"}},
+		{"1", "FULL_SHARD", "shard_grad_op", accelerate.Option{Key: "fsdp_reshard_after_forward", Value: "SHARD_GRAD_OP"}},
+		{"1", "4", "full_shard", accelerate.Option{Key: "fsdp_sharding_strategy", Value: "HYBRID_SHARD"}},
+	} {
+		c, _, err := accelerate.FromEnviron([]string{"ACCELERATE_USE_FSDP=1", "FSDP_VERSION=" + test.version,
+			"FSDP_SHARDING_STRATEGY=" + test.strategy, "FSDP_RESHARD_AFTER_FORWARD=" + test.reshard})
+		require.NoError(t, err)
+		require.Equal(t, []accelerate.Option{test.want, {Key: "fsdp_version", Value: test.version}}, c.FSDP)
+	}
+
+	c, unknown, err = accelerate.FromEnviron([]string{"FSDP_OFFLOAD_PARAMS=maybe", "FSDP_X=1"})
+	require.NoError(t, err, "without ACCELERATE_USE_FSDP the options mean nothing")
+	require.Empty(t, unknown)
+	require.Equal(t, &accelerate.Config{}, c)
+	c, _, err = accelerate.FromEnviron([]string{"ACCELERATE_USE_FSDP=true", "FSDP_IGNORED_MODULES=None", "FSDP_STATE_DICT_TYPE="})
+	require.NoError(t, err)
+	require.Empty(t, c.FSDP)
+
+	for entry, want := range map[string]string{
+		"FSDP_OFFLOAD_PARAMS=maybe":       `accelerate: FSDP_OFFLOAD_PARAMS: "maybe" is neither true nor false`,
+		"FSDP_STATE_DICT_TYPE=HALF":       "FSDP_STATE_DICT_TYPE: \"HALF\" is none of",
+		"FSDP_MIN_NUM_PARAMS=x":           `"x" is not a whole number`,
+		"ACCELERATE_MIXED_PRECISION=fp8":  `mixed_precision: "fp8"`,
+		"ACCELERATE_USE_DEEPSPEED=true":   "does not do DeepSpeed",
+		"ACCELERATE_USE_MEGATRON_LM=true": "does not do Megatron-LM",
+	} {
+		_, _, err := accelerate.FromEnviron([]string{"ACCELERATE_USE_FSDP=True", entry})
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// What a file says reaches the ranks as it was.
+func TestEnvironRoundTrip(t *testing.T) {
+	c, err := accelerate.Parse([]byte(qlora))
+	require.NoError(t, err)
+	back, unknown, err := accelerate.FromEnviron(c.Environ())
+	require.NoError(t, err)
+	require.Empty(t, unknown)
+	require.ElementsMatch(t, c.FSDP, back.FSDP)
+}
+
+func TestParseFSDP(t *testing.T) {
+	c, err := accelerate.ParseFSDP([]byte(`{"transformer_layer_cls_to_wrap": ["A", "B"], "fsdp_min_num_params": 0, "cpu_offload": true,
+		"xla": false, "reshard_after_forward": 4}`))
+	require.NoError(t, err)
+	require.Equal(t, []accelerate.Option{{Key: "fsdp_transformer_layer_cls_to_wrap", Value: "A,B"}, {Key: "fsdp_min_num_params", Value: "0"},
+		{Key: "fsdp_offload_params", Value: "True"}, {Key: "fsdp_reshard_after_forward", Value: "4"}, {Key: "fsdp_version", Value: "2"}}, c.FSDP)
+	for text, want := range map[string]string{
+		`{"xla": true}`:           "gofsdp does not do XLA",
+		`{"offload_param": true}`: "did you mean offload_params?",
+		`[1]`:                     "want a mapping",
+		`{"cpu_offload": true, "offload_params": false}`: "is there twice",
+	} {
+		_, err := accelerate.ParseFSDP([]byte(text))
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestOverride(t *testing.T) {
+	a := []accelerate.Option{{Key: "fsdp_sharding_strategy", Value: "NO_SHARD"}, {Key: "fsdp_offload_params", Value: "True"}}
+	b := []accelerate.Option{{Key: "fsdp_reshard_after_forward", Value: "True"}, {Key: "fsdp_version", Value: "2"}}
+	require.Equal(t, []accelerate.Option{a[1], b[0], b[1]}, accelerate.Override(a, b))
+	require.Equal(t, a, accelerate.Override(a, nil))
 }
 
 func TestLoadNamesTheFile(t *testing.T) {
@@ -176,6 +273,9 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if err := c.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := accelerate.FromEnviron(c.Environ()); err != nil {
 			t.Fatal(err)
 		}
 		for _, entry := range c.Environ() {

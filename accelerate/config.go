@@ -81,48 +81,39 @@ func (c *Config) Validate() error {
 	if c.MixedPrecision != "" && !slices.Contains(precisions, c.MixedPrecision) {
 		fault("mixed_precision: %q, want one of %s", c.MixedPrecision, strings.Join(precisions, ", "))
 	}
+	faults = append(faults, c.validateFSDP()...)
+	return errors.Join(faults...)
+}
+
+// validateFSDP reports options of FSDP that contradict each other.
+func (c *Config) validateFSDP() (faults []error) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("accelerate: "+format, args...)) }
 	sync, told := c.FSDPOption("sync_module_states")
 	load, _ := c.FSDPOption("cpu_ram_efficient_loading")
 	if told && sync == "False" && load == "True" {
 		fault("fsdp_sync_module_states: False with fsdp_cpu_ram_efficient_loading: True leaves every rank but 0 without weights")
 	}
-	return errors.Join(faults...)
+	version, _ := c.FSDPOption("version")
+	strategy, _ := c.FSDPOption("sharding_strategy")
+	reshard, _ := c.FSDPOption("reshard_after_forward")
+	named := slices.Contains(shardingStrategies, reshard)
+	keeps := slices.Contains([]string{"SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD_ZERO2"}, strategy)
+	switch {
+	case reshard == "":
+	case named && version == "2":
+		fault("fsdp_reshard_after_forward: %s is a sharding strategy, which it is with fsdp_version 1 only; with 2 it is true, false or a number of ranks", reshard)
+	case !named && version != "2":
+		fault("fsdp_reshard_after_forward: %s is for fsdp_version 2; with version 1 it is a sharding strategy", reshard)
+	case strategy == "":
+	case named && strategy != reshard, !named && keeps != (reshard == "False"):
+		fault("fsdp_sharding_strategy: %s and fsdp_reshard_after_forward: %s contradict each other: give one of them", strategy, reshard)
+	}
+	offload, _ := c.FSDPOption("activation_checkpointing_offload")
+	checkpointing, _ := c.FSDPOption("activation_checkpointing")
+	if offload == "True" && (checkpointing != "True" || version != "2") {
+		fault("fsdp_activation_checkpointing_offload needs fsdp_activation_checkpointing and fsdp_version 2")
+	}
+	return faults
 }
 
 var precisions = []string{"no", "fp16", "bf16"}
-
-// Environ returns the variables with which `accelerate launch` tells its processes about the configuration, as
-// KEY=VALUE.
-func (c *Config) Environ() []string {
-	var env []string
-	set := func(key, value string) { env = append(env, key+"="+value) }
-	if c.MixedPrecision != "" {
-		set("ACCELERATE_MIXED_PRECISION", c.MixedPrecision)
-	}
-	if c.UseCPU {
-		set("ACCELERATE_USE_CPU", "True")
-	}
-	if c.Debug {
-		set("ACCELERATE_DEBUG_MODE", "true")
-	}
-	if c.GPUIDs != "" && c.GPUIDs != "all" {
-		set("CUDA_VISIBLE_DEVICES", c.GPUIDs)
-	}
-	if c.DistributedType == "FSDP" || len(c.FSDP) > 0 {
-		set("ACCELERATE_USE_FSDP", "True")
-	}
-	for _, o := range c.FSDP {
-		name := strings.ToUpper(o.Key)
-		if renamed, ok := environNames[o.Key]; ok {
-			name = renamed
-		}
-		set(name, o.Value)
-	}
-	return env
-}
-
-// environNames are the variables that are not called like their key.
-var environNames = map[string]string{
-	"fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
-	"fsdp_backward_prefetch_policy":      "FSDP_BACKWARD_PREFETCH",
-}

@@ -3,6 +3,7 @@ package accelerate
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,25 +54,34 @@ var (
 	boolean            = kind{boolean: true}
 
 	fsdpKeys = map[string]kind{
-		"fsdp_version":                       oneOf("1", "2"),
-		"fsdp_sharding_strategy":             {names: shardingStrategies, numbered: shardingStrategies},
-		"fsdp_reshard_after_forward":         {boolean: true, names: shardingStrategies},
-		"fsdp_offload_params":                boolean,
-		"fsdp_auto_wrap_policy":              oneOf("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
-		"fsdp_transformer_layer_cls_to_wrap": {},
-		"fsdp_min_num_params":                {number: true},
-		"fsdp_backward_prefetch":             prefetch,
-		"fsdp_backward_prefetch_policy":      prefetch,
-		"fsdp_forward_prefetch":              boolean,
-		"fsdp_state_dict_type":               {names: stateDictTypes, numbered: stateDictTypes},
-		"fsdp_use_orig_params":               boolean,
-		"fsdp_cpu_ram_efficient_loading":     boolean,
-		"fsdp_sync_module_states":            boolean,
-		"fsdp_activation_checkpointing":      boolean,
-		"fsdp_ignored_modules":               {},
-		"fsdp_limit_all_gathers":             boolean,
+		"fsdp_version":                          oneOf("1", "2"),
+		"fsdp_sharding_strategy":                {names: shardingStrategies, numbered: shardingStrategies},
+		"fsdp_reshard_after_forward":            {boolean: true, number: true, names: shardingStrategies},
+		"fsdp_offload_params":                   boolean,
+		"fsdp_auto_wrap_policy":                 oneOf("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+		"fsdp_transformer_layer_cls_to_wrap":    {},
+		"fsdp_min_num_params":                   {number: true},
+		"fsdp_backward_prefetch":                prefetch,
+		"fsdp_forward_prefetch":                 boolean,
+		"fsdp_state_dict_type":                  {names: stateDictTypes, numbered: stateDictTypes},
+		"fsdp_use_orig_params":                  boolean,
+		"fsdp_cpu_ram_efficient_loading":        boolean,
+		"fsdp_sync_module_states":               boolean,
+		"fsdp_activation_checkpointing":         boolean,
+		"fsdp_activation_checkpointing_offload": boolean,
+		"fsdp_ignored_modules":                  {},
+		"fsdp_limit_all_gathers":                boolean,
 	}
 )
+
+// otherNames are those that older files and TrainingArguments give to options.
+var otherNames = map[string]string{
+	"fsdp_backward_prefetch_policy": "fsdp_backward_prefetch",
+	"fsdp_cpu_offload":              "fsdp_offload_params",
+}
+
+// refusedOptions are those of TrainingArguments' fsdp_config whose feature gofsdp does not have.
+var refusedOptions = map[string]string{"xla": "XLA", "xla_fsdp_v2": "XLA", "xla_fsdp_grad_ckpt": "XLA", "xla_fsdp_settings": "XLA"}
 
 // Error is a fault at a place in the file.
 type Error struct {
@@ -88,7 +98,22 @@ func (e *Error) Error() string {
 }
 
 // Parse reads a file's text. All faults are reported together, each an *Error.
-func Parse(data []byte) (c *Config, err error) {
+func Parse(data []byte) (*Config, error) { return parse(data, (*parsing).root) }
+
+// ParseFSDP reads a file that holds only the options of FSDP, as TrainingArguments' fsdp_config names one: JSON or YAML,
+// from keys with or without their prefix to values. The Config has nothing else. Where reshard_after_forward means something
+// in version 2 only and no version is given, it is 2.
+func ParseFSDP(data []byte) (*Config, error) {
+	return parse(data, func(p *parsing, n ast.Node) {
+		p.fsdp(n)
+		_, told := p.FSDPOption("version")
+		if reshard, ok := p.FSDPOption("reshard_after_forward"); ok && !told && !slices.Contains(shardingStrategies, reshard) {
+			p.FSDP = append(p.FSDP, Option{"fsdp_version", "2"})
+		}
+	})
+}
+
+func parse(data []byte, read func(*parsing, ast.Node)) (c *Config, err error) {
 	defer func() { // the YAML parser has panicked on malformed text before
 		if r := recover(); r != nil {
 			c, err = nil, fmt.Errorf("malformed YAML: %v", r)
@@ -109,7 +134,7 @@ func Parse(data []byte) (c *Config, err error) {
 		}
 		root = doc.Body
 	}
-	p.root(root)
+	read(p, root)
 	if len(p.faults) > 0 {
 		return nil, errors.Join(p.faults...)
 	}
@@ -248,13 +273,23 @@ func (p *parsing) fsdp(n ast.Node) {
 		written := keyName(pair)
 		key := fsdpPrefix + strings.TrimPrefix(written, fsdpPrefix)
 		path := "fsdp_config." + written
+		if feature, ok := refusedOptions[written]; ok {
+			if !isOff(pair.Value) {
+				p.fault(pair.Value.GetToken(), path, "gofsdp does not do %s; remove the key", feature)
+			}
+			continue
+		}
+		if other, ok := otherNames[key]; ok {
+			key = other
+		}
 		want, ok := fsdpKeys[key]
 		if !ok {
-			names := make([]string, 0, len(fsdpKeys))
-			for name := range fsdpKeys {
-				names = append(names, name)
+			names := slices.Sorted(maps.Keys(fsdpKeys))
+			if !strings.HasPrefix(written, fsdpPrefix) {
+				for i, name := range names {
+					names[i] = strings.TrimPrefix(name, fsdpPrefix)
+				}
 			}
-			slices.Sort(names)
 			p.unknown(pair, path, names)
 			continue
 		}
@@ -262,21 +297,10 @@ func (p *parsing) fsdp(n ast.Node) {
 			continue // Accelerate writes null for "not told"
 		}
 		if _, twice := p.FSDPOption(key); twice {
-			p.fault(pair.Key.GetToken(), path, "is there with and without its prefix")
+			p.fault(pair.Key.GetToken(), path, "is there twice: with and without its prefix, or under another name")
 			continue
 		}
-		var value string
-		switch {
-		case want.names != nil:
-			value = p.choice(path, pair.Value, want)
-		case want.boolean:
-			value = p.boolean(path, pair.Value)
-		case want.number:
-			value = strconv.Itoa(p.integer(path, pair.Value))
-		default:
-			value = p.text(path, pair.Value)
-		}
-		p.FSDP = append(p.FSDP, Option{key, value})
+		p.FSDP = append(p.FSDP, Option{key, p.choice(path, pair.Value, want)})
 	}
 }
 
@@ -328,16 +352,24 @@ func (p *parsing) text(key string, n ast.Node) string {
 }
 
 func (p *parsing) integer(key string, n ast.Node) int {
-	s := strings.ReplaceAll(p.text(key, n), "_", "")
+	s := p.text(key, n)
+	i, ok := whole(s)
+	if !ok {
+		p.fault(n.GetToken(), key, "%q is not a whole number", s)
+	}
+	return i
+}
+
+// whole reads a whole number, also as 1_000 and 1e8, as the documentation of fsdp_min_num_params writes it.
+func whole(s string) (int, bool) {
+	s = strings.ReplaceAll(s, "_", "")
 	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
-		return int(i)
+		return int(i), true
 	}
-	// 1e8, as the documentation of fsdp_min_num_params writes it
 	if f, err := strconv.ParseFloat(s, 64); err == nil && f == float64(int64(f)) && f < 1<<53 && f > -(1<<53) {
-		return int(f)
+		return int(f), true
 	}
-	p.fault(n.GetToken(), key, "%q is not a whole number", s)
-	return 0
+	return 0, false
 }
 
 // truth returns True or False for any of the words that YAML 1.1 and Accelerate take, and "" for others.
@@ -351,41 +383,54 @@ func truth(word string) string {
 	return ""
 }
 
-func (p *parsing) boolean(key string, n ast.Node) string {
-	s := p.text(key, n)
-	value := truth(s)
-	if value == "" {
-		p.fault(n.GetToken(), key, "%q is neither true nor false", s)
+func (p *parsing) boolean(key string, n ast.Node) string { return p.choice(key, n, boolean) }
+
+func (p *parsing) choice(key string, n ast.Node, want kind) string {
+	if isNo(n) && slices.Contains(want.names, "NO") { // an unquoted NO
+		return "NO"
+	}
+	value, problem := want.read(p.text(key, n))
+	if problem != "" {
+		p.fault(n.GetToken(), key, "%s", problem)
 	}
 	return value
 }
 
-func (p *parsing) choice(key string, n ast.Node, want kind) string {
-	s := p.text(key, n)
-	for _, name := range want.names {
+// read returns a value as Accelerate would print it, or what is wrong with it.
+func (k kind) read(s string) (value, problem string) {
+	for _, name := range k.names {
 		if strings.EqualFold(s, name) {
-			return name
+			return name, ""
 		}
 	}
-	if isNo(n) && slices.Contains(want.names, "NO") { // an unquoted NO
-		return "NO"
+	if k.boolean && truth(s) != "" {
+		return truth(s), ""
 	}
-	if want.boolean && truth(s) != "" {
-		return truth(s)
+	i, isNumber := whole(s)
+	switch {
+	case isNumber && i >= 1 && i <= len(k.numbered):
+		return k.numbered[i-1], ""
+	case isNumber && k.number && (k.names == nil || i > 0):
+		return strconv.Itoa(i), ""
+	case k.number && k.names == nil:
+		return "", fmt.Sprintf("%q is not a whole number", s)
+	case k.boolean && k.names == nil:
+		return "", fmt.Sprintf("%q is neither true nor false", s)
+	case k.names == nil:
+		return s, ""
 	}
-	if i, err := strconv.Atoi(s); err == nil && i >= 1 && i <= len(want.numbered) {
-		return want.numbered[i-1]
-	}
-	names := want.names
-	if want.boolean {
+	names := k.names
+	if k.boolean {
 		names = append([]string{"true", "false"}, names...)
+	}
+	if k.number {
+		names = append([]string{"a number of ranks"}, names...)
 	}
 	hint := ""
 	if near := nearest(strings.ToUpper(s), names); near != "" {
 		hint = fmt.Sprintf("; did you mean %s?", near)
 	}
-	p.fault(n.GetToken(), key, "%q is none of %s%s", s, strings.Join(names, ", "), hint)
-	return ""
+	return "", fmt.Sprintf("%q is none of %s%s", s, strings.Join(names, ", "), hint)
 }
 
 func isNo(n ast.Node) bool {

@@ -51,7 +51,7 @@ type Config struct {
 	SaveSteps      float64 `name:"save_steps" default:"500" help:"Save a checkpoint every so many steps, or share of all steps below 1."`
 	SaveTotalLimit int     `name:"save_total_limit" help:"Keep only so many checkpoints; 0: all."`
 	SaveAsync      bool    `name:"save_async" negatable:"" help:"Write checkpoints while training goes on; needs memory for a copy of what is saved."`
-	SaveFormat     string  `name:"save_format" default:"safetensors" enum:"safetensors,dcp" help:"Format of checkpoints: safetensors, or dcp, PyTorch's own in Accelerate's folders, from which PyTorch can go on. Both are resumed from."`
+	SaveFormat     string  `name:"save_format" default:"safetensors" enum:"safetensors,dcp" help:"Format of checkpoints: safetensors, or dcp, PyTorch's own in Accelerate's folders, from which PyTorch can go on. Both are resumed from. A launcher's SHARDED_STATE_DICT means dcp where this is not given."`
 	LoadBest       bool    `name:"load_best_model_at_end" negatable:"" help:"Make the result of the checkpoint with the lowest evaluation loss, which save_total_limit never deletes. Needs eval_strategy and save_strategy alike."`
 	BestMetric     string  `name:"metric_for_best_model" default:"loss" enum:"loss,eval_loss" help:"What load_best_model_at_end looks at: the evaluation loss."`
 	GreaterBetter  bool    `name:"greater_is_better" negatable:"" help:"Must be off: a loss is better when it is lower."`
@@ -59,6 +59,11 @@ type Config struct {
 	Resume         string  `name:"resume_from_checkpoint" placeholder:"DIR|true" help:"Checkpoint folder to go on from, or true: the newest complete one in output_dir; without one, true is an error."`
 	TensorBoard    bool    `name:"tensorboard" negatable:"" help:"Write TensorBoard event files as well."`
 	DDPTimeout     int     `name:"ddp_timeout" default:"1800" help:"Seconds after which a collective that some rank does not join fails."`
+
+	FSDP       []string `name:"fsdp" alone:"true" placeholder:"WORDS" help:"Sharding, as TrainingArguments has it: full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2; and offload, auto_wrap. Goes before what a launcher says."`
+	FSDPConfig string   `name:"fsdp_config" placeholder:"FILE" help:"JSON file with more options of FSDP, under the names of Accelerate's fsdp_config, with or without fsdp_. They go before those of a launcher."`
+	BF16       bool     `name:"bf16" negatable:"" help:"Compute in bf16; weights that are trained stay fp32, and gradients are summed in fp32. CPUs without bf16 units are far slower so."`
+	FP16       bool     `name:"fp16" negatable:"" help:"Compute in fp16: needs a GPU."`
 
 	UseLoRA     bool     `name:"use_peft_lora" negatable:"" help:"Train LoRA adapters instead of the whole model."`
 	LoRAR       int      `name:"lora_r" default:"64" help:"Rank of the adapters."`
@@ -168,6 +173,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"", "no", "steps", "epoch"}, c.SaveStrategy) {
 		bad("save_strategy is %q, must be no, steps or epoch", c.SaveStrategy)
+	}
+	if c.BF16 && c.FP16 {
+		bad("bf16 and fp16 are both on: choose one")
 	}
 	c.validateSaving(bad)
 	return errors.Join(faults...)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/internal/atomicfile"
 	"github.com/gofsdp/gofsdp/sft/curve"
 	"github.com/gofsdp/gofsdp/sft/metrics"
@@ -80,6 +81,40 @@ func (r *report) model(b *Built, g dist.Group) {
 	}
 	r.line("model: %d layers, %s of %s stored values trainable; %s per rank, %d ranks",
 		len(b.Model.Decoder.Layers), progress.Thousands(float64(trainable)), progress.Thousands(float64(all)), progress.Bytes(bytes), g.Size())
+}
+
+// sharding says what was asked for, where anything was.
+func (r *report) sharding(s *sharding, b *Built) {
+	if s.asked {
+		ranks := b.Sharded.ShardGroup().Size()
+		text := fmt.Sprintf("sharding: %v over %s", s.config.Strategy, count(ranks, "rank"))
+		if n := b.Sharded.Group().Size() / ranks; n > 1 {
+			text += ", " + count(n, "copy")
+		}
+		text += ", in " + count(len(b.Sharded.Units()), "unit")
+		switch {
+		case s.config.Reshard == fsdp.ReshardAfterBackward:
+			text += ", gathered from forward to backward"
+		case s.config.ReshardSize > 0:
+			text += fmt.Sprintf(", after forward over %s", count(s.config.ReshardSize, "rank"))
+		}
+		r.line("%s, computed in %s", text, s.computesIn())
+	}
+	for _, note := range s.notes {
+		r.line("  %s", note)
+	}
+}
+
+// count is a number of things in words.
+func count(n int, thing string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(thing, "y"):
+		thing = strings.TrimSuffix(thing, "y") + "ies"
+	default:
+		thing += "s"
+	}
+	return fmt.Sprint(n, " ", thing)
 }
 
 // open starts the bar and the metrics file.

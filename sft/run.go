@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/gofsdp/gofsdp/accelerate"
 	"github.com/gofsdp/gofsdp/checkpoint"
 	"github.com/gofsdp/gofsdp/data"
 	"github.com/gofsdp/gofsdp/dist"
@@ -25,6 +26,10 @@ type RunOptions struct {
 	Env      dist.Env
 	Out      io.Writer // of rank 0's progress and lines; nil: nowhere
 	Terminal bool      // Out is a terminal: show a bar
+	// Launcher holds settings that a launcher handed over (accelerate.FromEnviron); flags go before them. Nil: none.
+	Launcher *accelerate.Config
+	// Given tells whether a flag was written, rather than left at its default; nil: none was.
+	Given func(flag string) bool
 }
 
 // Result is what a run leaves behind.
@@ -52,6 +57,13 @@ func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("sft: %w", err)
 	}
+	sharding, err := c.sharding(o.Launcher, o.Given)
+	if err != nil {
+		return nil, fmt.Errorf("sft: %w", err)
+	}
+	if sharding.dcp {
+		c.SaveFormat = "dcp"
+	}
 	if o.Out == nil || o.Env.Rank != 0 {
 		o.Out, o.Terminal = io.Discard, false
 	}
@@ -69,9 +81,15 @@ func Run(ctx context.Context, c Config, o RunOptions) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &run{c: c, o: o, ctx: ctx, work: work, group: group, say: newReport(o)}
+	r := &run{c: c, o: o, sharding: sharding, ctx: ctx, work: work, group: group, say: newReport(o)}
 	result, err := r.all()
+	if err == nil {
+		err = r.built.Close(work)
+	}
 	if err != nil {
+		if r.built != nil {
+			r.built.Abort(err)
+		}
 		group.Abort(err) // do not let the others wait for this rank
 		_ = leave(work)
 		return nil, err
@@ -89,12 +107,13 @@ func Threads(e dist.Env) int {
 
 // run is one run on one rank.
 type run struct {
-	c     Config
-	o     RunOptions
-	ctx   context.Context // ends when somebody asks to stop
-	work  context.Context // of collectives
-	group dist.Group
-	say   *report
+	c        Config
+	o        RunOptions
+	sharding *sharding
+	ctx      context.Context // ends when somebody asks to stop
+	work     context.Context // of collectives
+	group    dist.Group
+	say      *report
 
 	text     *text
 	train    data.Examples
@@ -247,7 +266,10 @@ func (r *run) fits() error {
 }
 
 func (r *run) build() error {
-	o := ModelOptions{Checkpointing: r.c.GradCheckpointed, Seed: r.c.Seed, Progress: r.say.loading}
+	o := ModelOptions{
+		Checkpointing: r.c.GradCheckpointed || r.sharding.checkpointing, Seed: r.c.Seed, Progress: r.say.loading,
+		FSDP: r.sharding.config, WrapKinds: r.sharding.kinds, LocalRanks: r.o.Env.LocalWorldSize,
+	}
 	if r.c.Use4Bit {
 		o.Quant = &quant.Config{Type: r.c.QuantType, DoubleQuant: r.c.NestedQuant}
 	}
@@ -269,6 +291,7 @@ func (r *run) build() error {
 	}
 	r.built = built
 	r.say.model(built, r.group)
+	r.say.sharding(r.sharding, built)
 	return nil
 }
 

@@ -115,6 +115,12 @@ func freePort(t testing.TB) int {
 // ranks runs sft.Run on size ranks of this process and returns rank 0's result and text, and every rank's error.
 func ranks(t testing.TB, size int, config func(rank int) sft.Config, ctx func(rank int) context.Context) (*sft.Result, string, []error) {
 	t.Helper()
+	return ranksWith(t, size, config, ctx, func(*sft.RunOptions) {})
+}
+
+// ranksWith is ranks with changed options.
+func ranksWith(t testing.TB, size int, config func(rank int) sft.Config, ctx func(rank int) context.Context, change func(*sft.RunOptions)) (*sft.Result, string, []error) {
+	t.Helper()
 	t.Setenv("OMP_NUM_THREADS", "1")
 	port := freePort(t)
 	var out bytes.Buffer
@@ -126,6 +132,7 @@ func ranks(t testing.TB, size int, config func(rank int) sft.Config, ctx func(ra
 			if rank == 0 {
 				o.Out = &out
 			}
+			change(&o)
 			c := t.Context()
 			if ctx != nil {
 				c = ctx(rank)

@@ -83,5 +83,30 @@ func cliDocs(model *kong.Application) string {
 			fmt.Fprintf(&out, "| %s | %s | %s |\n", names, value, strings.ReplaceAll(f.Help, "|", `\|`))
 		}
 	}
+	out.WriteString(cliAccelerate)
 	return out.String()
 }
+
+const cliAccelerate = `
+## Accelerate's settings
+
+` + "`gofsdp sft`" + ` follows mixed precision and ` + "`fsdp_config`" + ` of an Accelerate file, whether ` + "`gofsdp launch --config_file`" + ` or
+` + "`accelerate launch --config_file … --no_python gofsdp sft`" + ` starts it: both hand them over in variables (` + "`FSDP_*`" + `). ` + "`--fsdp`" + `,
+` + "`--fsdp_config`, `--bf16` and `--fp16`" + ` go before them. A key that Accelerate does not know, a class that the model does not have, and
+settings that contradict each other are errors. A key that is not there changes nothing.
+
+| key | |
+|---|---|
+| ` + "`mixed_precision`" + ` | ` + "`no` or `bf16`" + `: weights that are trained stay fp32, and gradients are summed in fp32. ` + "`fp16`" + ` needs a GPU. |
+| ` + "`fsdp_version`" + ` | 1 (default) or 2: what ` + "`fsdp_reshard_after_forward`" + ` means. With 2, the prefetch keys have no effect: one unit is gathered ahead, both ways. |
+| ` + "`fsdp_sharding_strategy`" + ` | FULL_SHARD, SHARD_GRAD_OP, NO_SHARD; HYBRID_SHARD and HYBRID_SHARD_ZERO2 shard over the ranks of a machine and replicate over machines. |
+| ` + "`fsdp_reshard_after_forward`" + ` | Version 1: a strategy. Version 2: true, false, or a number of neighbouring ranks to shard over after forward. |
+| ` + "`fsdp_offload_params`, `fsdp_activation_checkpointing_offload`" + ` | Accepted: without a GPU everything is in host memory. |
+| ` + "`fsdp_auto_wrap_policy`" + ` | TRANSFORMER_BASED_WRAP (default: every decoder layer, or the classes of ` + "`fsdp_transformer_layer_cls_to_wrap`" + `), SIZE_BASED_WRAP with ` + "`fsdp_min_num_params`" + `, NO_WRAP. |
+| ` + "`fsdp_backward_prefetch`, `fsdp_forward_prefetch`, `fsdp_limit_all_gathers`" + ` | As in PyTorch's FSDP1. |
+| ` + "`fsdp_state_dict_type`" + ` | SHARDED_STATE_DICT: checkpoints in PyTorch's own format, unless ` + "`--save_format`" + ` says otherwise. FULL_STATE_DICT: checkpoints are sharded all the same. LOCAL_STATE_DICT is refused. |
+| ` + "`fsdp_cpu_ram_efficient_loading`, `fsdp_sync_module_states`" + ` | Accepted: every rank reads its own rows of the weights and nothing else. |
+| ` + "`fsdp_activation_checkpointing`" + ` | The same as ` + "`--gradient_checkpointing`" + `; to write both is an error. |
+| ` + "`fsdp_ignored_modules`" + ` | A regular expression for names of modules that stay whole on every rank; they must be frozen. |
+| ` + "`fsdp_use_orig_params`" + ` | Accepted: parameters always keep their own names and need not be alike. |
+`

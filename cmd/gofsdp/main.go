@@ -66,6 +66,7 @@ func run(args []string) int {
 		names = append(names, node.Name)
 	}
 	command.Bind(names)
+	command.Bind(command)
 	return report(execute(command))
 }
 

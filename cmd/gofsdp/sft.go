@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/alecthomas/kong"
+
+	"github.com/gofsdp/gofsdp/accelerate"
 	"github.com/gofsdp/gofsdp/dist"
 	"github.com/gofsdp/gofsdp/sft"
 	"golang.org/x/term"
@@ -18,18 +21,12 @@ type sftCmd struct {
 }
 
 // Run trains. A run that was asked to stop saves a checkpoint first and counts as a success.
-func (c *sftCmd) Run(ctx context.Context) error {
+func (c *sftCmd) Run(ctx context.Context, command *kong.Context) error {
 	env, err := dist.FromEnv()
 	if err != nil {
 		return err
 	}
-	if env.Rank == 0 {
-		if names := withoutEffect(os.Getenv); len(names) > 0 {
-			fmt.Fprintf(os.Stderr, "gofsdp: sft: no effect yet: %s\n", strings.Join(names, ", "))
-		}
-	}
-	_, err = sft.Run(ctx, c.Config, sft.RunOptions{Env: env, Out: os.Stdout, Terminal: term.IsTerminal(int(os.Stdout.Fd()))})
-	if err != nil {
+	if err = c.train(ctx, env, command); err != nil {
 		if report := env.WriteErrorFile(err); report != nil {
 			fmt.Fprintln(os.Stderr, "gofsdp:", report)
 		}
@@ -37,27 +34,22 @@ func (c *sftCmd) Run(ctx context.Context) error {
 	return err
 }
 
-// launcherSettings are what launchers hand over in the environment, with the values that describe what sft does.
-var launcherSettings = []struct {
-	name string
-	same []string // in lower case
-}{
-	{"ACCELERATE_MIXED_PRECISION", []string{"no"}},
-	{"FSDP_OFFLOAD_PARAMS", []string{"false"}},
-	{"FSDP_SHARDING_STRATEGY", []string{"full_shard", "1"}},
-	{"FSDP_RESHARD_AFTER_FORWARD", []string{"true", "full_shard"}},
-	{"FSDP_AUTO_WRAP_POLICY", []string{"transformer_based_wrap"}},
-	{"FSDP_TRANSFORMER_CLS_TO_WRAP", []string{"llamadecoderlayer"}},
-	{"FSDP_STATE_DICT_TYPE", []string{"sharded_state_dict"}},
+func (c *sftCmd) train(ctx context.Context, env dist.Env, command *kong.Context) error {
+	launcher, unknown, err := accelerate.FromEnviron(os.Environ())
+	if err != nil {
+		return err
+	}
+	if env.Rank == 0 && len(unknown) > 0 {
+		fmt.Fprintf(os.Stderr, "gofsdp: sft: no effect: %s\n", strings.Join(unknown, ", "))
+	}
+	_, err = sft.Run(ctx, c.Config, sft.RunOptions{
+		Env: env, Out: os.Stdout, Terminal: term.IsTerminal(int(os.Stdout.Fd())),
+		Launcher: launcher, Given: func(flag string) bool { return written(command, flag) },
+	})
+	return err
 }
 
-// withoutEffect lists the settings of a launcher that sft does not follow, as NAME=value.
-func withoutEffect(getenv func(string) string) []string {
-	var names []string
-	for _, s := range launcherSettings {
-		if value := getenv(s.name); value != "" && !slices.Contains(s.same, strings.ToLower(value)) {
-			names = append(names, s.name+"="+value)
-		}
-	}
-	return names
+// written tells whether a flag is on the command line, or in the settings file that stands there.
+func written(command *kong.Context, flag string) bool {
+	return slices.ContainsFunc(command.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == flag })
 }

@@ -95,9 +95,33 @@ func TestSftFaults(t *testing.T) {
 	}
 }
 
-func TestSettingsWithoutEffect(t *testing.T) {
-	values := map[string]string{"ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_OFFLOAD_PARAMS": "False", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
-	got := withoutEffect(func(name string) string { return values[name] })
-	require.Equal(t, []string{"ACCELERATE_MIXED_PRECISION=bf16", "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT"}, got)
-	require.Empty(t, withoutEffect(func(string) string { return "" }))
+// What an Accelerate file says about FSDP reaches the ranks, and goes behind the flags.
+func TestSftFollowsAccelerate(t *testing.T) {
+	model, data, dir := tinyModel(t), conversations(t), t.TempDir()
+	config := filepath.Join(dir, "fsdp.yaml")
+	require.NoError(t, os.WriteFile(config, []byte("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n"+
+		"  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"+
+		"  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n"+
+		"  fsdp_activation_checkpointing: true\n  fsdp_offload_params: true\n"), 0o644))
+	train := func(out string, more ...string) (status int, stdout, stderr string) {
+		return output(t, "", append([]string{"launch", "--config_file", config, "sft", "--model_name_or_path", model, "--dataset_name", data,
+			"--output_dir", out, "--max_steps", "2", "--per_device_train_batch_size", "2", "--use_peft_lora"}, more...)...)
+	}
+	status, stdout, stderr := train(filepath.Join(dir, "a"))
+	require.Zero(t, status, stderr)
+	require.Contains(t, stdout, "sharding: SHARD_GRAD_OP over 2 ranks")
+	require.Contains(t, stdout, "computed in bf16")
+	require.DirExists(t, filepath.Join(dir, "a", "checkpoint-2", "pytorch_model_fsdp_0"))
+
+	status, stdout, stderr = train(filepath.Join(dir, "b"), "--fsdp", "no_shard", "auto_wrap", "--save_format", "safetensors")
+	require.Zero(t, status, stderr)
+	require.Contains(t, stdout, "sharding: NO_SHARD")
+	require.NoDirExists(t, filepath.Join(dir, "b", "checkpoint-2", "pytorch_model_fsdp_0"))
+
+	status, _, stderr = train(filepath.Join(dir, "c"), "--gradient_checkpointing")
+	require.NotZero(t, status)
+	require.Contains(t, stderr, "gradient_checkpointing and fsdp_activation_checkpointing are both on")
+	status, _, stderr = train(filepath.Join(dir, "d"), "--fp16")
+	require.NotZero(t, status)
+	require.Contains(t, stderr, "fp16 needs a GPU")
 }
