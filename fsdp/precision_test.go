@@ -15,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ranktest"
 	"github.com/gofsdp/gofsdp/torch"
 	"github.com/gofsdp/gofsdp/torch/nn"
+	"github.com/gofsdp/gofsdp/torch/optim"
 )
 
 // lookLayer lets a test see what its forward sees.
@@ -139,6 +140,38 @@ func TestMixedPrecisionTypes(t *testing.T) {
 		first, _ := reduced.Load("layers.0")
 		second, _ := reduced.Load("layers.1")
 		require.Equal(t, []any{torch.Float32, torch.Float64}, []any{first, second}, "types of the reductions")
+	}
+}
+
+// FC-49: an update that is less than half a step of bfloat16 is not lost: the shards keep float32 while layers compute in
+// bfloat16. Parameters that are themselves bfloat16 do not move.
+func TestSmallUpdatesNeedWideShards(t *testing.T) {
+	for stored, want := range map[torch.DType]float32{torch.Float32: 0.999, torch.BFloat16: 1} {
+		ranktest.Run(t, 2, func(ctx context.Context, g dist.Group) error {
+			n := &lookNet{Layers: []*lookLayer{{W: nn.NewParam(torch.Ones(stored, 4, 1), true)}}}
+			m, err := fsdp.Wrap(n, g, fsdp.Config{Precision: fsdp.MixedPrecision{ParamDType: torch.BFloat16}})
+			if err != nil {
+				return err
+			}
+			opt, err := optim.NewSGD(nn.Params(n), optim.SGDConfig{LR: 1e-3})
+			if err != nil {
+				return err
+			}
+			defer opt.Close()
+			return torch.Try(func() {
+				s := torch.NewScope(nil)
+				defer s.Close()
+				nn.Run(n, &nn.Call{Context: ctx, Scope: s, Training: true}, s.Own(torch.Ones(torch.Float32, 1, 1))).Backward()
+				opt.Step()
+				full, err := m.FullTensor(ctx, "layers.0.w")
+				torch.Throw(err)
+				for _, got := range torch.Slice[float32](s.Own(full).To(torch.Float32)) {
+					if got != want {
+						torch.Throw(fmt.Errorf("%v: %v after the step, want %v", stored, got, want))
+					}
+				}
+			})
+		})
 	}
 }
 

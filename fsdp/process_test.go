@@ -50,7 +50,8 @@ var roles = map[string]func(ctx context.Context, g dist.Group) error{
 	"freeze": func(ctx context.Context, g dist.Group) error {
 		return trainRank(ctx, g, 1, func(n *chain) { n.Layers[1].W.SetTrainable(false) })
 	},
-	"train": func(ctx context.Context, g dist.Group) error { return trainRank(ctx, g, -1, nil) },
+	"train":   func(ctx context.Context, g dist.Group) error { return trainRank(ctx, g, -1, nil) },
+	"dropout": dropoutRank,
 	"memory": func(ctx context.Context, g dist.Group) error {
 		return memoryRank(ctx, g, fsdp.Config{}, 3, 3)
 	},
@@ -234,6 +235,88 @@ func TestStoppedRankIsNamedWithItsUnit(t *testing.T) {
 		require.Contains(t, reason, "rank 1 shows no sign of life")
 	}
 	require.Less(t, time.Since(start), 10*time.Second)
+}
+
+// FC-56: with dropout and recomputation the gradients are those without recomputation, bit for bit, though the mask is drawn
+// from the generator of the process; and the first layer is trained, whose input needs no gradient.
+func TestDropoutAndRecomputationInProcesses(t *testing.T) {
+	for rank, p := range startRanks(t, 2, "dropout") {
+		if code := p.end(t, time.Minute); code != 0 {
+			t.Errorf("rank %d: %v\n%s", rank, p.ProcessState, p.output())
+		}
+	}
+}
+
+// dropNet is layers with dropout.
+type dropNet struct {
+	nn.Hooks
+	Layers []*dropLayer `torch:"layers"`
+}
+
+type dropLayer struct {
+	nn.Hooks
+	W    *nn.Param   `torch:"w"`
+	Drop *nn.Dropout `torch:"drop"`
+}
+
+func (l *dropLayer) Forward(c *nn.Call, x *torch.Tensor) *torch.Tensor {
+	return nn.Run(l.Drop, c, x).Linear(l.W.In(c.Scope), nil).Tanh()
+}
+
+func (n *dropNet) Forward(c *nn.Call, x *torch.Tensor) *torch.Tensor {
+	for _, l := range n.Layers {
+		x = nn.Run(l, c, x)
+	}
+	return x.Mul(x).Sum()
+}
+
+func dropoutRank(ctx context.Context, g dist.Group) error {
+	gradients := func(checkpoint, reentrant bool) (list []*torch.Tensor, err error) {
+		generator := torch.NewGenerator(5)
+		n := &dropNet{}
+		for range 3 {
+			drop, err := nn.NewDropout(0.5)
+			if err != nil {
+				return nil, err
+			}
+			l := &dropLayer{W: nn.NewParam(torch.Randn(generator, torch.Float32, 16, 16), true), Drop: drop}
+			l.SetCheckpoint(checkpoint)
+			l.SetCheckpointReentrant(reentrant)
+			n.Layers = append(n.Layers, l)
+		}
+		if _, err := fsdp.Wrap(n, g, fsdp.Config{Units: fsdp.ByType[*dropLayer]()}); err != nil {
+			return nil, err
+		}
+		torch.ManualSeed(int64(40 + g.Rank()))
+		err = torch.Try(func() {
+			s := torch.NewScope(nil)
+			defer s.Close()
+			x := s.Own(torch.Ones(torch.Float32, 8, 16))
+			x.SetRequiresGrad(reentrant) // that kind needs an input that does
+			nn.Run(n, &nn.Call{Context: ctx, Scope: s, Training: true}, x).Backward()
+			for _, l := range n.Layers {
+				list = append(list, l.W.Tensor().Grad())
+			}
+		})
+		return list, err
+	}
+	want, err := gradients(false, false)
+	if err != nil {
+		return err
+	}
+	for _, reentrant := range []bool{false, true} {
+		got, err := gradients(true, reentrant)
+		if err != nil {
+			return err
+		}
+		for i := range want {
+			if want[i] == nil || got[i] == nil || !got[i].Equal(want[i]) || want[i].Abs().Sum().Item() == 0 {
+				return fmt.Errorf("re-entrant %v: the gradient of layer %d sums up to %v, want %v, and must be equal bit for bit",
+					reentrant, i, got[i].Sum().Item(), want[i].Sum().Item())
+			}
+		}
+	}
+	return nil
 }
 
 // TestMemoryOfProcesses holds the bounds of TestMemory, and those of loading and of the optimiser, where two processes

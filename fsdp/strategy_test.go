@@ -160,7 +160,7 @@ func trainSharded(ctx context.Context, f *fsdp.Model, m *mlp, s [3]int64, o mode
 	return nil
 }
 
-// TestParityTenSteps is the oracle of the reference implementation: each rank's shards and their gradients are the chunks
+// FC-29: TestParityTenSteps is the oracle of the reference implementation: each rank's shards and their gradients are the chunks
 // of the unsharded model's, for every strategy.
 func TestParityTenSteps(t *testing.T) {
 	linear := fsdp.ByType[*nn.Linear]()

@@ -59,7 +59,7 @@ func (o options) run(ctx context.Context) error {
 	if o.Steps < 2 || o.Tokens < 1 || o.Budget <= 0 {
 		return fmt.Errorf("%d steps of %d tokens, %v for each small model: two steps, one token and some time are the least", o.Steps, o.Tokens, o.Budget)
 	}
-	if err := torch.Load(); err != nil {
+	if err := torch.LoadLibrary(); err != nil {
 		return err
 	}
 	torch.SetNumThreads(1)

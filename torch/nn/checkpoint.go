@@ -14,7 +14,8 @@ import (
 // operations save, in the same order. When the last one is caught the recomputation stops: what the layer would still
 // compute (often its largest product) nobody needs. It stops by an error thrown out of the saving operation.
 // The recomputation runs under the Autocast regions of the first run, which has ended by then.
-// Randomness: the call's generator is set back to its state at the first run, and afterwards to where backward found it.
+// Randomness: the call's generator, or the process-wide one, is set back to its state at the first run, and afterwards to
+// where backward found it.
 //
 // A checkpointed layer inside another gives its inputs to the outer frame as if an operation had saved them, so the outer
 // one keeps nothing of the inner ones but numbers. When the outer one is recomputed, the inner ones run checkpointed
@@ -52,12 +53,23 @@ type input struct {
 	requiresGrad bool
 }
 
-func checkpointed[In, Out any](l Layer[In, Out], c *Call, in In) Out {
-	f := &frame{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator, outer: c.saver, autocast: torch.CurrentAutocast()}
-	defer f.finish()
+// generator is the source of dropout masks for a layer with these inputs.
+func (c *Call) generator(inputs []*torch.Tensor) *torch.Generator {
 	if c.Generator != nil {
-		f.rng = c.Generator.State()
+		return c.Generator
 	}
+	for _, t := range inputs {
+		if t.Device().Type == torch.CUDAType {
+			return torch.DefaultGenerator(t.Device())
+		}
+	}
+	return torch.DefaultGenerator(torch.CPU)
+}
+
+func checkpointed[In, Out any](l Layer[In, Out], c *Call, in In) Out {
+	f := &frame{layer: fmt.Sprintf("%T", l), call: *c, generator: c.generator(tensorsOf(in)), outer: c.saver, autocast: torch.CurrentAutocast()}
+	defer f.finish()
+	f.rng = f.generator.State()
 	for _, t := range tensorsOf(in) {
 		f.keep(t)
 	}
@@ -215,14 +227,12 @@ func (f *frame) run() (err error) {
 	if err != nil {
 		return err
 	}
-	if f.generator != nil {
-		now := f.generator.State()
-		f.generator.SetState(f.rng)
-		defer func() {
-			f.generator.SetState(now)
-			now.Free()
-		}()
-	}
+	now := f.generator.State()
+	f.generator.SetState(f.rng)
+	defer func() {
+		f.generator.SetState(now)
+		now.Free()
+	}()
 	call := f.call.with(scope)
 	call.Recomputing, call.saver = true, (*catcher)(f)
 	err = torch.Try(func() {

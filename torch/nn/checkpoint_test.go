@@ -308,7 +308,33 @@ func (l *failing) Forward(c *Call, x *torch.Tensor) *torch.Tensor {
 	return x.MatMul(l.W.In(c.Scope)).Exp().MatMul(x)
 }
 
-// Checkpointing must keep nothing between forward and backward but inputs; nested, not even inner inputs.
+// Without a generator of the call's own, masks come from that of the process, which recomputation sets back all the same.
+func TestRecomputationFindsTheMasksOfTheProcess(t *testing.T) {
+	grads := func(checkpoint, reentrant bool) (list []any) {
+		m := newStack(0.4)
+		for i, b := range m.Blocks {
+			b.SetCheckpoint(checkpoint && (i > 0 || !reentrant)) // that kind needs an input with a gradient
+			b.SetCheckpointReentrant(reentrant)
+		}
+		m.Drop.SetCheckpoint(checkpoint)
+		torch.ManualSeed(7)
+		s := torch.NewScope(nil)
+		defer s.Close()
+		m.loss(&Call{Scope: s, Training: true}).Backward()
+		for _, p := range Params(m) {
+			if g := p.Tensor().Grad(); g != nil {
+				list = append(list, torch.Slice[float64](g))
+			}
+		}
+		return append(list, s.Own(torch.Rand(torch.DefaultGenerator(torch.CPU), torch.Float64)).Item()) // it goes on as before
+	}
+	want := grads(false, false)
+	require.Equal(t, want, grads(true, false))
+	require.Equal(t, want, grads(true, true))
+}
+
+// Checkpointing must keep nothing between forward and backward but inputs and the generator's state; nested, not even inner
+// inputs.
 func TestCheckpointHoldsOnlyTheOuterInput(t *testing.T) {
 	m := newStack(0)
 	held := func() int64 {
@@ -328,7 +354,9 @@ func TestCheckpointHoldsOnlyTheOuterInput(t *testing.T) {
 	m.SetCheckpoint(true)
 	nested := held()
 	require.Less(t, inner, plain)
-	require.Equal(t, int64(1000*3*8+8), nested, "the output and the loss")
+	state := torch.DefaultGenerator(torch.CPU).State()
+	defer state.Free()
+	require.Equal(t, 1000*3*8+8+3*state.Numel(), nested, "the output, the loss and three states")
 }
 
 // A Go function's saved tensors take part too.

@@ -25,7 +25,7 @@ type reentrant struct {
 func checkpointedReentrant[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 	var out Out
 	first := true
-	r := &reentrant{layer: fmt.Sprintf("%T", l), call: *c, generator: c.Generator, autocast: torch.CurrentAutocast()}
+	r := &reentrant{layer: fmt.Sprintf("%T", l), call: *c, autocast: torch.CurrentAutocast()}
 	r.call.Scope = nil
 	r.forward = func(c *Call, inputs []*torch.Tensor) []*torch.Tensor {
 		o := l.Forward(c, replaceTensors(in, inputs))
@@ -35,6 +35,7 @@ func checkpointedReentrant[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 		return tensorsOf(o)
 	}
 	inputs := tensorsOf(in)
+	r.generator = c.generator(inputs)
 	if len(inputs) == 0 {
 		return l.Forward(c, in)
 	}
@@ -45,9 +46,7 @@ func checkpointedReentrant[In, Out any](l Layer[In, Out], c *Call, in In) Out {
 
 // Forward runs the layer without recording.
 func (r *reentrant) Forward(ctx *torch.FunctionContext, in []*torch.Tensor) []*torch.Tensor {
-	if r.generator != nil {
-		r.rng = r.generator.State()
-	}
+	r.rng = r.generator.State()
 	ctx.Save(in...)
 	return r.forward(r.call.with(ctx.Scope()), in)
 }
@@ -61,12 +60,10 @@ func (r *reentrant) Backward(ctx *torch.FunctionContext, grads []*torch.Tensor) 
 			inputs[i].SetRequiresGrad(true)
 		}
 	}
-	if r.generator != nil {
-		now := r.generator.State()
-		defer now.Free()
-		r.generator.SetState(r.rng)
-		defer r.generator.SetState(now)
-	}
+	now := r.generator.State()
+	defer now.Free()
+	r.generator.SetState(r.rng)
+	defer r.generator.SetState(now)
 	call := r.call.with(scope)
 	call.Recomputing, call.saver = true, nil // the recomputed graph is its own
 	err := torch.Try(func() {
