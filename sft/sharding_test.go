@@ -58,7 +58,7 @@ func TestParityFSDPOptions(t *testing.T) {
 		"fsdp_version: 2, fsdp_reshard_after_forward: false":                "sharding: FULL_SHARD over 2 ranks, in 4 units, gathered from forward to backward",
 		"fsdp_version: 2, fsdp_reshard_after_forward: 2":                    "after forward over 2 ranks",
 		"fsdp_offload_params: true":                                         "fsdp_offload_params: this run is on CPUs",
-		"fsdp_auto_wrap_policy: NO_WRAP":                                    "in 1 unit,",
+		"fsdp_auto_wrap_policy: NO_WRAP":                                    "in 1 unit;",
 		"fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 1000": "units",
 		"fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP":                     "in 4 units",
 		"fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer":                 "in 4 units",
@@ -204,7 +204,7 @@ func TestFSDPFlags(t *testing.T) {
 	}
 	for want, change := range map[string]func(c *sft.Config){
 		"sharding: SHARD_GRAD_OP over 2 ranks, in 4 units": func(c *sft.Config) { c.FSDP = []string{"shard_grad_op auto_wrap", "offload"} },
-		"sharding: FULL_SHARD over 2 ranks, in 1 unit,": func(c *sft.Config) {
+		"sharding: FULL_SHARD over 2 ranks, in 1 unit;": func(c *sft.Config) {
 			c.FSDP, c.FSDPConfig = []string{"full_shard"}, file(map[string]any{"auto_wrap_policy": "NO_WRAP", "xla": false})
 		},
 		"in 4 units, gathered from forward to backward": func(c *sft.Config) {
