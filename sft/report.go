@@ -98,7 +98,7 @@ func (r *report) sharding(s *sharding, b *Built) {
 		case s.config.ReshardSize > 0:
 			text += fmt.Sprintf(", after forward over %s", count(s.config.ReshardSize, "rank"))
 		}
-		r.line("%s, computed in %s", text, s.computesIn())
+		r.line("%s; mixed precision: %s", text, s.mixedPrecision())
 	}
 	for _, note := range s.notes {
 		r.line("  %s", note)

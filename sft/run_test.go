@@ -277,6 +277,7 @@ func TestResumeRefusesOtherSettings(t *testing.T) {
 		"use_rslora: true here, false in":    func(c *sft.Config) { c.UseRSLoRA = true },
 		"use_4bit_quantization: false here":  func(c *sft.Config) { c.Use4Bit = false },
 		"use_nested_quant: false here":       func(c *sft.Config) { c.NestedQuant = false },
+		"mixed_precision: bf16 here, no in":  func(c *sft.Config) { c.BF16 = true },
 		"group_by_length: true here":         func(c *sft.Config) { c.GroupByLength = true },
 		"use_peft_lora: false here, true in": func(c *sft.Config) { c.UseLoRA, c.Use4Bit = false, false },
 	} {

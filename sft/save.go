@@ -44,7 +44,7 @@ func (r *run) settled() []setting {
 	list := []setting{
 		{"seed", fmt.Sprint(c.Seed)}, {"rows of training data", fmt.Sprint(len(r.train))}, {"packing", fmt.Sprint(c.Packing)},
 		{"group_by_length", fmt.Sprint(c.GroupByLength)}, {"use_peft_lora", fmt.Sprint(c.UseLoRA)},
-		{"the type of the computation", r.sharding.computesIn()},
+		{"mixed_precision", r.sharding.mixedPrecision()},
 	}
 	if c.UseLoRA {
 		list = append(list, setting{"lora_alpha", fmt.Sprint(c.LoRAAlpha)}, setting{"use_rslora", fmt.Sprint(c.UseRSLoRA)},

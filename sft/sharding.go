@@ -73,7 +73,7 @@ func (c *Config) sharding(launcher *accelerate.Config, given func(flag string) b
 	case "LOCAL_STATE_DICT":
 		return nil, fmt.Errorf("fsdp_state_dict_type: LOCAL_STATE_DICT is not done: use SHARDED_STATE_DICT")
 	}
-	return s, s.precision(c, launcher.MixedPrecision)
+	return s, s.precision(c, launcher.MixedPrecision, given)
 }
 
 func (s *sharding) note(format string, args ...any) {
@@ -106,13 +106,15 @@ func (s *sharding) memory(c *Config, option func(string) string) error {
 }
 
 // precision takes mixed_precision: of the flags, else the launcher's.
-func (s *sharding) precision(c *Config, launcher string) error {
+func (s *sharding) precision(c *Config, launcher string, given func(flag string) bool) error {
 	name := launcher
 	switch {
 	case c.BF16:
 		name = "bf16"
 	case c.FP16:
 		name = "fp16"
+	case launcher != "" && given(launcher): // bf16 of the launcher, and --bf16 false
+		name = "no"
 	}
 	switch name {
 	case "", "no":
@@ -130,12 +132,12 @@ func (s *sharding) precision(c *Config, launcher string) error {
 	return nil
 }
 
-// computesIn is the type of the computation, under Accelerate's name.
-func (s *sharding) computesIn() string {
+// mixedPrecision is the precision under Accelerate's name.
+func (s *sharding) mixedPrecision() string {
 	if s.config.Precision.ParamDType == torch.BFloat16 {
 		return "bf16"
 	}
-	return "fp32"
+	return "no"
 }
 
 // fsdpOptions are those of the flags fsdp and fsdp_config.

@@ -8,11 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/accelerate"
 	"github.com/gofsdp/gofsdp/modelio"
+	"github.com/gofsdp/gofsdp/modelio/safetensors"
 	"github.com/gofsdp/gofsdp/sft"
 	"github.com/gofsdp/gofsdp/torch"
 )
@@ -48,7 +50,7 @@ func TestParityFSDPOptions(t *testing.T) {
 	wantLoss, wantNorm := losses(t, plain)
 	require.Len(t, wantLoss, 4)
 	for options, want := range map[string]string{
-		"fsdp_sharding_strategy: FULL_SHARD":                                "sharding: FULL_SHARD over 2 ranks, in 4 units, computed in fp32",
+		"fsdp_sharding_strategy: FULL_SHARD":                                "sharding: FULL_SHARD over 2 ranks, in 4 units; mixed precision: no",
 		"fsdp_sharding_strategy: SHARD_GRAD_OP":                             "sharding: SHARD_GRAD_OP over 2 ranks",
 		"fsdp_sharding_strategy: NO_SHARD":                                  "sharding: NO_SHARD over 1 rank, 2 copies",
 		"fsdp_sharding_strategy: HYBRID_SHARD":                              "sharding: HYBRID_SHARD over 2 ranks",
@@ -56,7 +58,7 @@ func TestParityFSDPOptions(t *testing.T) {
 		"fsdp_version: 2, fsdp_reshard_after_forward: false":                "sharding: FULL_SHARD over 2 ranks, in 4 units, gathered from forward to backward",
 		"fsdp_version: 2, fsdp_reshard_after_forward: 2":                    "after forward over 2 ranks",
 		"fsdp_offload_params: true":                                         "fsdp_offload_params: this run is on CPUs",
-		"fsdp_auto_wrap_policy: NO_WRAP":                                    "in 1 unit,",
+		"fsdp_auto_wrap_policy: NO_WRAP":                                    "in 1 unit;",
 		"fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 1000": "units",
 		"fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP":                     "in 4 units",
 		"fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer":                 "in 4 units",
@@ -157,16 +159,26 @@ func TestMixedPrecisionBF16(t *testing.T) {
 		}
 		text, errs := launched(t, 2, 2, c, yaml)
 		require.NoError(t, errors.Join(errs...))
-		require.Contains(t, text, "computed in bf16")
+		require.Contains(t, text, "mixed precision: bf16")
 		got, _ := losses(t, c.OutputDir)
 		require.InDeltaSlice(t, want, got, 0.05)
 		require.NotEqual(t, want, got)
 	}
+	c.OutputDir, c.BF16 = t.TempDir(), false
+	_, errs := launched(t, 2, 2, c, "mixed_precision: bf16", "bf16") // the flag is off
+	require.NoError(t, errors.Join(errs...))
+	got, _ := losses(t, c.OutputDir)
+	require.Equal(t, want, got)
+
+	// The whole model.
 	c.UseLoRA, c.Use4Bit, c.LearningRate, c.OutputDir = false, false, 1e-4, t.TempDir()
 	run(t, 2, c)
-	c.BF16 = false
-	c.OutputDir = t.TempDir()
+	want, _ = losses(t, c.OutputDir)
+	c.BF16, c.OutputDir = true, t.TempDir()
 	run(t, 2, c)
+	got, _ = losses(t, c.OutputDir)
+	require.InDeltaSlice(t, want, got, 0.05)
+	require.NotEqual(t, want, got)
 }
 
 // SHARDED_STATE_DICT makes checkpoints in the format of PyTorch's FSDP, unless a format is given.
@@ -192,7 +204,7 @@ func TestFSDPFlags(t *testing.T) {
 	}
 	for want, change := range map[string]func(c *sft.Config){
 		"sharding: SHARD_GRAD_OP over 2 ranks, in 4 units": func(c *sft.Config) { c.FSDP = []string{"shard_grad_op auto_wrap", "offload"} },
-		"sharding: FULL_SHARD over 2 ranks, in 1 unit,": func(c *sft.Config) {
+		"sharding: FULL_SHARD over 2 ranks, in 1 unit;": func(c *sft.Config) {
 			c.FSDP, c.FSDPConfig = []string{"full_shard"}, file(map[string]any{"auto_wrap_policy": "NO_WRAP", "xla": false})
 		},
 		"in 4 units, gathered from forward to backward": func(c *sft.Config) {
@@ -251,4 +263,26 @@ func TestShardingFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A rank that fails while it loads does not leave the others waiting, in whichever group they are.
+func TestHybridFaultReachesEveryRank(t *testing.T) {
+	model, data := tinyModel(t), tinyData(t)
+	halved := tinyModel(t)
+	weights, err := safetensors.Create(filepath.Join(halved, modelio.WeightsName), nil, nil)
+	require.NoError(t, err)
+	require.NoError(t, weights.Commit())
+	begin := time.Now()
+	_, _, errs := ranksWith(t, 4, func(rank int) sft.Config {
+		c := shortConfig(model, data, filepath.Join(t.TempDir(), "out"))
+		c.FSDP = []string{"hybrid_shard"}
+		if rank == 3 {
+			c.ModelNameOrPath = halved
+		}
+		return c
+	}, nil, func(o *sft.RunOptions) { o.Env.LocalWorldSize = 2 })
+	for rank, err := range errs {
+		require.Error(t, err, "rank %d", rank)
+	}
+	require.Less(t, time.Since(begin), 20*time.Second)
 }

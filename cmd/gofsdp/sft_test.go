@@ -110,7 +110,7 @@ func TestSftFollowsAccelerate(t *testing.T) {
 	status, stdout, stderr := train(filepath.Join(dir, "a"))
 	require.Zero(t, status, stderr)
 	require.Contains(t, stdout, "sharding: SHARD_GRAD_OP over 2 ranks")
-	require.Contains(t, stdout, "computed in bf16")
+	require.Contains(t, stdout, "mixed precision: bf16")
 	require.DirExists(t, filepath.Join(dir, "a", "checkpoint-2", "pytorch_model_fsdp_0"))
 
 	status, stdout, stderr = train(filepath.Join(dir, "b"), "--fsdp", "no_shard", "auto_wrap", "--save_format", "safetensors")
