@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// smolSteps is how many of the twenty golden steps are run: each costs seconds of CPU time, and the trainer's own test
-// makes more. With GOFSDP_LONG=1 all are.
-var smolSteps = 2
+// smolSteps is how many of the twenty golden steps are run: each costs seconds of CPU time. With
+// GOFSDP_LONG=1 all are.
+var smolSteps = 5
 
 func init() {
 	if os.Getenv("GOFSDP_LONG") == "1" {

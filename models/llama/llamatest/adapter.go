@@ -32,10 +32,10 @@ func RequireSmolAdapter(t testing.TB, precision string, got func(name string) *t
 		if start.Has(name) {
 			before = start.Get(name)
 		}
-		moved := meanDiff(exact.Get(name), before)
+		moved := MeanDiff(exact.Get(name), before)
 		measure := func(into *AdapterDistance, a, b *torch.Tensor) {
 			most, _ := MaxDiff(a, b)
-			into.Max, into.Mean = max(into.Max, most), max(into.Mean, meanDiff(a, b)/moved)
+			into.Max, into.Mean = max(into.Max, most), max(into.Mean, MeanDiff(a, b)/moved)
 		}
 		measure(&toExact, got(name), exact.Get(name))
 		measure(&toReference, got(name), reference.Get(name))
@@ -44,10 +44,12 @@ func RequireSmolAdapter(t testing.TB, precision string, got func(name string) *t
 	t.Logf("adapter after 20 steps: from fp64 %.2g (mean %.2g of the way moved), from the fp32 reference %.2g (%.2g); the reference is %.2g (%.2g) from fp64",
 		toExact.Max, toExact.Mean, toReference.Max, toReference.Mean, theirs.Max, theirs.Mean)
 	require.LessOrEqual(t, toExact.Mean, 2e-4)
+	require.LessOrEqual(t, toReference.Mean, 0.005)
 	require.LessOrEqual(t, toExact.Max, 0.2*theirs.Max)
 }
 
-func meanDiff(a, b *torch.Tensor) (diff float64) {
+// MeanDiff is the mean of |a − b|.
+func MeanDiff(a, b *torch.Tensor) (diff float64) {
 	torch.NoGrad(func() {
 		s := torch.NewScope(nil)
 		defer s.Close()
